@@ -1,0 +1,406 @@
+"""KServe v2 over gRPC: tensors in and out, one stream per request, sync and async.
+
+Used by scripts (through a pool), by the SDK and by the frontend, so that there is one place which knows how a tensor
+lies on the wire, how a stream ends and how an error is read. The stubs are those that ``tritonclient`` generates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.json_format import MessageToDict
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+from tritonclient.utils import (
+    deserialize_bytes_tensor,
+    np_to_triton_dtype,
+    serialize_byte_tensor,
+    triton_to_np_dtype,
+)
+
+from omni_runtime.errors import DeadlineExceeded, Internal, InvalidRequest, OmniError, parse
+
+Array: TypeAlias = npt.NDArray[Any]
+Value: TypeAlias = str | bytes | bool | Array
+Outputs: TypeAlias = dict[str, Array]
+Parameter: TypeAlias = bool | int | float | str
+
+# No limit of our own on a tensor's size; a keepalive below 10 s is answered with too_many_pings.
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+]
+# How long the end of a stream may take after its last event; cancelling instead would leave the request in the server.
+DRAIN_SECONDS = 5.0
+# For the short questions: is it ready, what is its configuration.
+ADMIN_SECONDS = 10.0
+DEFAULT_TIMEOUT = 600.0
+
+
+def target(url: str) -> str:
+    """``host:port`` of ``grpc://host:port``, ``host:port`` or ``host`` (port 8001).
+
+    Raises:
+        InvalidRequest: another scheme.
+    """
+    scheme, _, rest = url.rpartition("://")
+    if scheme not in ("", "grpc"):
+        raise InvalidRequest(f"{url!r} is not a gRPC address; write grpc://HOST:PORT or HOST:PORT", param="url")
+    rest = rest.rstrip("/")
+    return rest if ":" in rest else f"{rest}:8001"
+
+
+def array(value: Value) -> Array:
+    """The tensor of ``value``: text and bytes as BYTES[1], a bool as BOOL[1], an array as it is."""
+    if isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, bool):
+        return np.array([value], dtype=np.bool_)
+    if isinstance(value, str | bytes):
+        return np.array([value.encode() if isinstance(value, str) else value], dtype=np.object_)
+    raise InvalidRequest(f"a tensor is text, bytes, a bool or a numpy array, not {type(value).__name__}")
+
+
+def encode(
+    model: str,
+    inputs: Mapping[str, Value],
+    *,
+    outputs: Sequence[str] | None = None,
+    parameters: Mapping[str, Parameter] | None = None,
+    request_id: str = "",
+) -> pb.ModelInferRequest:
+    """The request message for ``inputs``; ``outputs`` None asks for all."""
+    request = pb.ModelInferRequest(model_name=model, id=request_id)
+    for name, value in inputs.items():
+        tensor = array(value)
+        entry = request.inputs.add(name=name, datatype=np_to_triton_dtype(tensor.dtype), shape=tensor.shape)
+        if entry.datatype == "BYTES":
+            packed = serialize_byte_tensor(tensor)
+            request.raw_input_contents.append(packed.item() if packed.size else b"")
+        else:
+            request.raw_input_contents.append(tensor.tobytes())
+    for name in outputs or ():
+        request.outputs.add(name=name)
+    for name, parameter in (parameters or {}).items():
+        entry = request.parameters[name]
+        if isinstance(parameter, bool):
+            entry.bool_param = parameter
+        elif isinstance(parameter, int):
+            entry.int64_param = parameter
+        elif isinstance(parameter, float):
+            entry.double_param = parameter
+        else:
+            entry.string_param = parameter
+    return request
+
+
+def decode(response: pb.ModelInferResponse) -> Outputs:
+    """Name to tensor; a BYTES tensor is an object array of ``bytes``."""
+    outputs: Outputs = {}
+    for entry, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        if entry.datatype == "BYTES":
+            flat = deserialize_bytes_tensor(raw)
+        else:
+            flat = np.frombuffer(raw, dtype=triton_to_np_dtype(entry.datatype))
+        outputs[entry.name] = flat.reshape(tuple(entry.shape))
+    return outputs
+
+
+def text(outputs: Mapping[str, Array], name: str, default: str | None = None) -> str:
+    """The one string of a BYTES[1] tensor."""
+    if name not in outputs:
+        if default is None:
+            raise Internal(f"the response has no tensor {name!r}")
+        return default
+    value = outputs[name].reshape(-1)[0]
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def scalar(outputs: Mapping[str, Array], name: str) -> Any:
+    """The one number of a one-element tensor, as a Python value."""
+    if name not in outputs:
+        raise Internal(f"the response has no tensor {name!r}")
+    return outputs[name].reshape(-1)[0].item()
+
+
+def failure(error: grpc.RpcError, timeout: float | None = None) -> OmniError:
+    """The error of our tree that a gRPC error stands for."""
+    code = error.code().name if error.code() is not None else "UNKNOWN"
+    if code == "DEADLINE_EXCEEDED":
+        return DeadlineExceeded(f"no answer within {timeout:g} s" if timeout else "no answer within the deadline")
+    return parse(error.details() or "", code)
+
+
+def _is_last(response: pb.ModelInferResponse) -> bool:
+    return bool(response.parameters["triton_final_response"].bool_param)
+
+
+def _parameters(parameters: Mapping[str, Parameter] | None) -> dict[str, Parameter]:
+    # With the empty final response a consumer knows the end by a message and need not guess it from the stream's.
+    return {**(parameters or {}), "triton_enable_empty_final_response": True}
+
+
+def _metadata(headers: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    return tuple((name.lower(), value) for name, value in (headers or {}).items())
+
+
+class Connection:
+    """An asyncio connection to one Triton server; every call shares its channel.
+
+    Args:
+        url: ``grpc://host:port`` or ``host:port``.
+        headers: metadata sent with every call (an access key, say).
+    """
+
+    def __init__(self, url: str, *, headers: Mapping[str, str] | None = None) -> None:
+        self.url = target(url)
+        self._headers = dict(headers or {})
+        self._channel = grpc.aio.insecure_channel(self.url, options=CHANNEL_OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    async def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Value],
+        *,
+        outputs: Sequence[str] | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+        request_id: str = "",
+        timeout: float | None = DEFAULT_TIMEOUT,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[Outputs]:
+        """The responses of a decoupled model, in order; an empty final one is not yielded.
+
+        Closing the iterator early, or cancelling the task, cancels the request in the server.
+
+        Raises:
+            OmniError: the error with which the stream ended.
+            DeadlineExceeded: ``timeout`` seconds passed before the end.
+        """
+        request = encode(model, inputs, outputs=outputs, parameters=_parameters(parameters), request_id=request_id)
+
+        async def requests() -> AsyncIterator[pb.ModelInferRequest]:
+            yield request
+
+        call = self._stub.ModelStreamInfer(
+            requests(), timeout=timeout, metadata=_metadata({**self._headers, **(headers or {})})
+        )
+        ended = False
+        try:
+            async for event in call:
+                if event.error_message:
+                    ended = True
+                    await _drain(call)
+                    raise parse(event.error_message)
+                last = _is_last(event.infer_response)
+                if event.infer_response.outputs or not last:
+                    yield decode(event.infer_response)
+                if last:
+                    ended = True
+                    await _drain(call)
+                    return
+            raise parse("the stream ended without its final response: connection reset")
+        except grpc.aio.AioRpcError as error:
+            ended = True
+            raise failure(error, timeout) from None
+        finally:
+            if not ended:
+                call.cancel()
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Value],
+        *,
+        outputs: Sequence[str] | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+        request_id: str = "",
+        timeout: float | None = DEFAULT_TIMEOUT,
+        headers: Mapping[str, str] | None = None,
+    ) -> Outputs:
+        """The response of a model that is not decoupled; cancelling the task cancels the request in the server."""
+        request = encode(model, inputs, outputs=outputs, parameters=parameters, request_id=request_id)
+        metadata = _metadata({**self._headers, **(headers or {})})
+        try:
+            return decode(await self._stub.ModelInfer(request, timeout=timeout, metadata=metadata))
+        except grpc.aio.AioRpcError as error:
+            raise failure(error, timeout) from None
+
+    async def live(self) -> bool:
+        """Whether a server answers at all."""
+        with suppress(OmniError):
+            return bool((await self._ask("ServerLive", pb.ServerLiveRequest())).live)
+        return False
+
+    async def ready(self, model: str) -> bool:
+        """Whether ``model`` is loaded; False also when no server answers."""
+        with suppress(OmniError):
+            return bool((await self._ask("ModelReady", pb.ModelReadyRequest(name=model))).ready)
+        return False
+
+    async def metadata(self) -> dict[str, Any]:
+        """The server's name, version and extensions."""
+        return _as_dict(await self._ask("ServerMetadata", pb.ServerMetadataRequest()))
+
+    async def config(self, model: str) -> dict[str, Any]:
+        """The model's configuration in the field names of config.pbtxt; NotFound if it is not loaded."""
+        return dict(_as_dict(await self._ask("ModelConfig", pb.ModelConfigRequest(name=model)))["config"])
+
+    async def index(self) -> list[dict[str, Any]]:
+        """Every model of the repositories: name, and version, state and reason where it was loaded."""
+        return list(_as_dict(await self._ask("RepositoryIndex", pb.RepositoryIndexRequest())).get("models", []))
+
+    async def load(self, model: str, timeout: float = 600.0) -> None:
+        """Load ``model``; returns when it is ready."""
+        await self._ask("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name=model), timeout)
+
+    async def unload(self, model: str, timeout: float = 60.0) -> None:
+        """Unload ``model``; requests that run are finished first."""
+        await self._ask("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name=model), timeout)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def _ask(self, method: str, request: Any, timeout: float = ADMIN_SECONDS) -> Any:
+        try:
+            return await getattr(self._stub, method)(request, timeout=timeout, metadata=_metadata(self._headers))
+        except grpc.aio.AioRpcError as error:
+            raise failure(error, timeout) from None
+
+
+async def _drain(call: Any) -> None:
+    """Read a finished stream to its end: cancelling here would leave the request in the server for ever."""
+    try:
+        async with asyncio.timeout(DRAIN_SECONDS):
+            async for _ in call:
+                pass
+    except (TimeoutError, grpc.aio.AioRpcError):
+        call.cancel()
+
+
+class SyncConnection:
+    """:class:`Connection` for threads without an event loop."""
+
+    def __init__(self, url: str, *, headers: Mapping[str, str] | None = None) -> None:
+        self.url = target(url)
+        self._headers = dict(headers or {})
+        self._channel = grpc.insecure_channel(self.url, options=CHANNEL_OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Value],
+        *,
+        outputs: Sequence[str] | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+        request_id: str = "",
+        timeout: float | None = DEFAULT_TIMEOUT,
+        headers: Mapping[str, str] | None = None,
+    ) -> Iterator[Outputs]:
+        """As :meth:`Connection.stream`; closing the generator cancels the request in the server."""
+        request = encode(model, inputs, outputs=outputs, parameters=_parameters(parameters), request_id=request_id)
+        call = self._stub.ModelStreamInfer(
+            iter([request]), timeout=timeout, metadata=_metadata({**self._headers, **(headers or {})})
+        )
+        ended = False
+        try:
+            for event in call:
+                if event.error_message:
+                    ended = True
+                    _drain_sync(call)
+                    raise parse(event.error_message)
+                last = _is_last(event.infer_response)
+                if event.infer_response.outputs or not last:
+                    yield decode(event.infer_response)
+                if last:
+                    ended = True
+                    _drain_sync(call)
+                    return
+            raise parse("the stream ended without its final response: connection reset")
+        except grpc.RpcError as error:
+            ended = True
+            raise failure(error, timeout) from None
+        finally:
+            if not ended:
+                call.cancel()
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Value],
+        *,
+        outputs: Sequence[str] | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+        request_id: str = "",
+        timeout: float | None = DEFAULT_TIMEOUT,
+        headers: Mapping[str, str] | None = None,
+    ) -> Outputs:
+        """As :meth:`Connection.infer`."""
+        request = encode(model, inputs, outputs=outputs, parameters=parameters, request_id=request_id)
+        metadata = _metadata({**self._headers, **(headers or {})})
+        try:
+            return decode(self._stub.ModelInfer(request, timeout=timeout, metadata=metadata))
+        except grpc.RpcError as error:
+            raise failure(error, timeout) from None
+
+    def live(self) -> bool:
+        """Whether a server answers at all."""
+        with suppress(OmniError):
+            return bool(self._ask("ServerLive", pb.ServerLiveRequest()).live)
+        return False
+
+    def ready(self, model: str) -> bool:
+        """Whether ``model`` is loaded; False also when no server answers."""
+        with suppress(OmniError):
+            return bool(self._ask("ModelReady", pb.ModelReadyRequest(name=model)).ready)
+        return False
+
+    def metadata(self) -> dict[str, Any]:
+        """The server's name, version and extensions."""
+        return _as_dict(self._ask("ServerMetadata", pb.ServerMetadataRequest()))
+
+    def config(self, model: str) -> dict[str, Any]:
+        """The model's configuration in the field names of config.pbtxt; NotFound if it is not loaded."""
+        return dict(_as_dict(self._ask("ModelConfig", pb.ModelConfigRequest(name=model)))["config"])
+
+    def index(self) -> list[dict[str, Any]]:
+        """Every model of the repositories: name, and version, state and reason where it was loaded."""
+        return list(_as_dict(self._ask("RepositoryIndex", pb.RepositoryIndexRequest())).get("models", []))
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _ask(self, method: str, request: Any, timeout: float = ADMIN_SECONDS) -> Any:
+        try:
+            return getattr(self._stub, method)(request, timeout=timeout, metadata=_metadata(self._headers))
+        except grpc.RpcError as error:
+            raise failure(error, timeout) from None
+
+
+def _drain_sync(call: Any) -> None:
+    # The call's own deadline bounds this: the server has said that it is done.
+    with suppress(grpc.RpcError):
+        for _ in call:
+            pass
+
+
+def _as_dict(message: Any) -> dict[str, Any]:
+    return dict(MessageToDict(message, preserving_proto_field_name=True))
+
+
+def parameter(config: Mapping[str, Any], name: str, default: str = "") -> str:
+    """The value of ``parameters { key: name }`` in a model's configuration."""
+    return str(config.get("parameters", {}).get(name, {}).get("string_value", default))
