@@ -271,7 +271,7 @@ class Connection:
         await self._ask("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name=model), timeout)
 
     async def close(self) -> None:
-        await self._channel.close()
+        await self._channel.close(grace=None)
 
     async def _ask(self, method: str, request: Any, timeout: float = ADMIN_SECONDS) -> Any:
         try:
