@@ -10,13 +10,12 @@ import re
 
 LIMIT = 400
 # What a full stop follows without ending a sentence.
-ABBREVIATIONS = frozenset(
-    """
+_WORDS = """
     adm approx apr assn asst aug ave bldg blvd bros capt cf cmdr co col corp dec dept dr e.g eg est etc
     ext feb fig ft gen gov hon hr hrs i.e inc jan jr jul jun lt ltd maj mar mfg min mr mrs ms mt nov oct
     pp prof pvt rd rep rev sec sen sep sept sgt sr st tel u.k u.s univ v vol vs
-    """.split()
-)
+"""
+ABBREVIATIONS = frozenset(_WORDS.split())
 _END = re.compile(r"[.!?…。！？]+[\"'”’»)\]]*(?=\s)|\n+")
 _CLAUSE = re.compile(r"[,;:—–][\"'”’)\]]*\s")
 
