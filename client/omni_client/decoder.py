@@ -91,6 +91,8 @@ class Decoder:
     def _open_container(self) -> Any:
         try:
             return av.open(self._file, "r", options=_OPTIONS, metadata_errors="ignore")
+        except MemoryError:
+            raise
         except (av.FFmpegError, ValueError, UnicodeError) as error:
             raise self._refuse("is not audio in a known format, or is cut short") from error
 
@@ -130,6 +132,8 @@ class Decoder:
                 if packet.size:
                     last_failed = False
                 yield from frames
+        except MemoryError:
+            raise
         except av.FFmpegError as error:
             raise self._truncated() from error
         if last_failed:
