@@ -46,7 +46,7 @@ $(STAMP): pyproject.toml constraints.txt
 		| awk "$$PIP_PROGRESS"; fi
 	@echo "Installing triton-omni[$(EXTRAS)]"
 	@$(BIN)/pip install -c constraints.txt -e '.[$(EXTRAS)]' 2>&1 | awk "$$PIP_PROGRESS"
-	@$(BIN)/python -m omni_build.server $(BIN)/tritonserver
+	@$(BIN)/python -m omni_build.server wrapper >/dev/null
 	@echo "Installed: $$(du -sh $(VENV) | cut -f1) in $(VENV), torch $$($(BIN)/pip show torch 2>/dev/null | sed -n 's/^Version: //p')"
 	@touch $@
 

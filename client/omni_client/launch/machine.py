@@ -1,4 +1,4 @@
-"""What a machine must have before anything is downloaded; each thing that lacks is named with the command that brings it.
+"""What a machine must have before anything is downloaded; what lacks is named with the command that brings it.
 
 Runs as a script on a bare Python (`python3.11 machine.py`), so it imports the standard library alone.
 """
@@ -45,8 +45,8 @@ def missing(folder: Path = Path()) -> list[str]:
         return lacks
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         lacks.append(
-            f"x86-64 Linux (this is {platform.system()} {platform.machine()}): the server that pip installs is built for it alone;"
-            " use docker/compose.yaml"
+            f"x86-64 Linux (this is {platform.system()} {platform.machine()}): "
+            "the server that pip installs is built for it alone; use docker/compose.yaml"
         )
         return lacks
     name, glibc = platform.libc_ver()
@@ -55,7 +55,7 @@ def missing(folder: Path = Path()) -> list[str]:
     if importlib.util.find_spec("ensurepip") is None or importlib.util.find_spec("venv") is None:
         lacks.append(f"the venv module of Python {version}: apt-get install -y python{version}-venv")
     if shared_libpython() is None:
-        lacks.append(f"a shared libpython{version}, which Triton's Python backend loads: apt-get install -y libpython{version}")
+        lacks.append(f"a shared libpython{version}, for Triton's Python backend: apt-get install -y libpython{version}")
     free = shutil.disk_usage(folder.resolve()).free
     if free < DISK:
         lacks.append(f"{DISK >> 30} GiB of free disk in {folder.resolve()} (it has {free / (1 << 30):.1f})")

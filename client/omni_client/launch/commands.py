@@ -1,0 +1,98 @@
+"""The commands `serve` and `demo` on a typer application; what they need is imported when they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.command("serve")(serve)
+    app.command("demo")(demo)
+
+
+def serve(
+    pipelines: Annotated[list[str], typer.Argument(help="Pipelines or stages: hibari whisper smollm2 voice_chat")],
+    host: Annotated[
+        str, typer.Option(help="Where the OpenAI port listens; 0.0.0.0 opens it to the network.")
+    ] = "127.0.0.1",
+    openai_port: Port = 9000,
+    http_port: Port = 8000,
+    grpc_port: Port = 8001,
+    metrics_port: Port = 8002,
+    triton_host: Annotated[
+        str, typer.Option(help="Where Triton's own ports listen; its repository API then wants a key.")
+    ] = "127.0.0.1",
+    triton_key: Annotated[
+        str | None, typer.Option(envvar="OMNI_TRITON_KEY", help="That key; by default one is made and shown.")
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(envvar="OMNI_API_KEY", help="Ask OpenAI callers for this key; repeat for several."),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="Allow browsers of this origin; repeat for several.")
+    ] = None,
+    alias: Annotated[
+        list[str] | None, typer.Option(help="NAME=PIPELINE, for clients with fixed names: tts-1=hibari")
+    ] = None,
+    frontend: Annotated[bool, typer.Option(help="Run the OpenAI frontend.")] = True,
+    repository: Annotated[
+        list[Path] | None, typer.Option(help="Serve this model repository instead of our own; repeat for several.")
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Where weights and logs lie.", show_default="~/.cache/triton-omni")
+    ] = None,
+    log_dir: Annotated[Path | None, typer.Option(help="Where the logs go.", show_default="logs in the store")] = None,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, help="What running requests get to finish after SIGTERM.")
+    ] = 30.0,
+    triton_arg: Annotated[
+        list[str] | None, typer.Option(help="A further flag for tritonserver, e.g. --triton-arg=--log-verbose=1")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show Triton's log.")] = False,
+) -> None:
+    """Serve PIPELINES behind Triton and the OpenAI routes, until SIGTERM or Ctrl-C.
+
+    Prints one line, `ready` with the addresses, once everything is loaded and warm.
+    """
+    from omni_client.launch.serve import ServeOptions, frontend_settings, main, unique
+
+    aliases = {}
+    for pair in alias or ():
+        name, _, pipeline = pair.partition("=")
+        if not name or not pipeline:
+            raise typer.BadParameter(f"an alias is NAME=PIPELINE, not {pair!r}", param_hint="--alias")
+        aliases[name] = pipeline
+    options = ServeOptions(
+        pipelines=unique(pipelines),
+        repositories=tuple(repository or ()),
+        store=store,
+        host=host,
+        triton_host=triton_host,
+        triton_key=triton_key,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        openai_port=openai_port,
+        frontend=frontend_settings(api_key or (), cors_origin or (), aliases) if frontend else None,
+        drain_seconds=drain_seconds,
+        log_dir=log_dir,
+        triton_arguments=tuple(triton_arg or ()),
+    )
+    raise typer.Exit(main(options, verbose))
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the audio and the logs go.")] = Path("out"),
+    store: Annotated[Path | None, typer.Option(help="Where weights lie.", show_default="~/.cache/triton-omni")] = None,
+) -> None:
+    """Hear it: a sentence spoken and read back, and a spoken answer to a spoken question."""
+    from omni_client.launch.demo import main
+
+    raise typer.Exit(main(out, store))
