@@ -1,6 +1,7 @@
 """Pipeline ``hibari``: text of any length to streamed speech, sentence by sentence."""
 
 import json
+from contextlib import aclosing
 
 import numpy as np
 from omni_runtime import seeds
@@ -29,15 +30,16 @@ class TritonPythonModel(Pipeline):
 
         speaker = Speaker(request, self.pools["hibari_tts"], speed=params.speed, seed=seed, metrics=self.metrics)
         read = made = 0
-        async for spoken in speaker.speak(sentences()):
-            read, made = read + spoken.input_tokens, made + spoken.output_tokens
-            yield {
-                "audio": spoken.audio,
-                "sample_rate": np.array([spoken.sample_rate], np.int32),
-                "offset": np.array([spoken.offset], np.int64),
-                "text": spoken.text if not spoken.offset else f" {spoken.text}",
-                "seed": np.array([seed], np.int64),
-                "usage": json.dumps({"input_tokens": read, "output_tokens": made, "total_tokens": read + made}),
-            }
+        async with aclosing(speaker.speak(sentences())) as speech:
+            async for spoken in speech:
+                read, made = read + spoken.input_tokens, made + spoken.output_tokens
+                yield {
+                    "audio": spoken.audio,
+                    "sample_rate": np.array([spoken.sample_rate], np.int32),
+                    "offset": np.array([spoken.offset], np.int64),
+                    "text": spoken.text if not spoken.offset else f" {spoken.text}",
+                    "seed": np.array([seed], np.int64),
+                    "usage": json.dumps({"input_tokens": read, "output_tokens": made, "total_tokens": read + made}),
+                }
         if not speaker.offset:
             raise InvalidRequest("text has nothing that can be spoken", param="text")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import aclosing
 
 import numpy as np
 from omni_runtime import kserve
@@ -35,17 +36,18 @@ class TritonPythonModel(Pipeline):
             "audio_duration": np.array([duration], np.float32),
             "usage": json.dumps({"type": "duration", "seconds": round(duration, 3)}),
         }
-        async for start, end in self.windows(request, audio):
-            found = await self.pools["whisper_tiny_en"].infer(
-                request,
-                {"audio": audio[start:end], "prompt": prompt, "word_timestamps": params.word_timestamps},
-                outputs=["segments"],
-            )
-            for segment in json.loads(kserve.text(found, "segments")):
-                text = segment["text"].lstrip() if first else segment["text"]
-                first = False
-                yield {"text": text, "segments": json.dumps([shifted(segment, start / RATE, number)]), **fixed}
-                number += 1
+        async with aclosing(self.windows(request, audio)) as windows:
+            async for start, end in windows:
+                found = await self.pools["whisper_tiny_en"].infer(
+                    request,
+                    {"audio": audio[start:end], "prompt": prompt, "word_timestamps": params.word_timestamps},
+                    outputs=["segments"],
+                )
+                for segment in json.loads(kserve.text(found, "segments")):
+                    text = segment["text"].lstrip() if first else segment["text"]
+                    first = False
+                    yield {"text": text, "segments": json.dumps([shifted(segment, start / RATE, number)]), **fixed}
+                    number += 1
         if first:
             yield {"text": "", "segments": "[]", **fixed}
 
