@@ -9,28 +9,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 import grpc.aio
-import numpy as np
-import numpy.typing as npt
 from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
-from tritonclient.utils import (
-    deserialize_bytes_tensor,
-    np_to_triton_dtype,
-    serialize_byte_tensor,
-    triton_to_np_dtype,
-)
 
-from omni_runtime.errors import DeadlineExceeded, Internal, InvalidRequest, OmniError, parse
+from omni_runtime.errors import DeadlineExceeded, InvalidRequest, OmniError, parse
+from omni_runtime.wire import Array, Outputs, Parameter, Value, array, decode, encode, parameter, scalar, text
 
-Array: TypeAlias = npt.NDArray[Any]
-Value: TypeAlias = str | bytes | bool | Array
-Outputs: TypeAlias = dict[str, Array]
-Parameter: TypeAlias = bool | int | float | str
+__all__ = [
+    "Array",
+    "Connection",
+    "Outputs",
+    "Parameter",
+    "SyncConnection",
+    "Value",
+    "array",
+    "decode",
+    "encode",
+    "failure",
+    "parameter",
+    "scalar",
+    "target",
+    "text",
+]
 
 # No limit of our own on a tensor's size; a keepalive below 10 s is answered with too_many_pings.
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
@@ -60,79 +65,6 @@ def target(url: str) -> str:
         raise InvalidRequest(f"{url!r} is not a gRPC address; write grpc://HOST:PORT or HOST:PORT", param="url")
     rest = rest.rstrip("/")
     return rest if ":" in rest else f"{rest}:8001"
-
-
-def array(value: Value) -> Array:
-    """The tensor of ``value``: text and bytes as BYTES[1], a bool as BOOL[1], an array as it is."""
-    if isinstance(value, np.ndarray):
-        return value
-    if isinstance(value, bool):
-        return np.array([value], dtype=np.bool_)
-    if isinstance(value, str | bytes):
-        return np.array([value.encode() if isinstance(value, str) else value], dtype=np.object_)
-    raise InvalidRequest(f"a tensor is text, bytes, a bool or a numpy array, not {type(value).__name__}")
-
-
-def encode(
-    model: str,
-    inputs: Mapping[str, Value],
-    *,
-    outputs: Sequence[str] | None = None,
-    parameters: Mapping[str, Parameter] | None = None,
-    request_id: str = "",
-) -> pb.ModelInferRequest:
-    """The request message for ``inputs``; ``outputs`` None asks for all."""
-    request = pb.ModelInferRequest(model_name=model, id=request_id)
-    for name, value in inputs.items():
-        tensor = array(value)
-        entry = request.inputs.add(name=name, datatype=np_to_triton_dtype(tensor.dtype), shape=tensor.shape)
-        if entry.datatype == "BYTES":
-            packed = serialize_byte_tensor(tensor)
-            request.raw_input_contents.append(packed.item() if packed.size else b"")
-        else:
-            request.raw_input_contents.append(tensor.tobytes())
-    for name in outputs or ():
-        request.outputs.add(name=name)
-    for name, parameter in (parameters or {}).items():
-        entry = request.parameters[name]
-        if isinstance(parameter, bool):
-            entry.bool_param = parameter
-        elif isinstance(parameter, int):
-            entry.int64_param = parameter
-        elif isinstance(parameter, float):
-            entry.double_param = parameter
-        else:
-            entry.string_param = parameter
-    return request
-
-
-def decode(response: pb.ModelInferResponse) -> Outputs:
-    """Name to tensor; a BYTES tensor is an object array of ``bytes``."""
-    outputs: Outputs = {}
-    for entry, raw in zip(response.outputs, response.raw_output_contents, strict=True):
-        if entry.datatype == "BYTES":
-            flat = deserialize_bytes_tensor(raw)
-        else:
-            flat = np.frombuffer(raw, dtype=triton_to_np_dtype(entry.datatype))
-        outputs[entry.name] = flat.reshape(tuple(entry.shape))
-    return outputs
-
-
-def text(outputs: Mapping[str, Array], name: str, default: str | None = None) -> str:
-    """The one string of a BYTES[1] tensor."""
-    if name not in outputs:
-        if default is None:
-            raise Internal(f"the response has no tensor {name!r}")
-        return default
-    value = outputs[name].reshape(-1)[0]
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def scalar(outputs: Mapping[str, Array], name: str) -> Any:
-    """The one number of a one-element tensor, as a Python value."""
-    if name not in outputs:
-        raise Internal(f"the response has no tensor {name!r}")
-    return outputs[name].reshape(-1)[0].item()
 
 
 def failure(error: grpc.RpcError, timeout: float | None = None) -> OmniError:
@@ -399,8 +331,3 @@ def _drain_sync(call: Any) -> None:
 
 def _as_dict(message: Any) -> dict[str, Any]:
     return dict(MessageToDict(message, preserving_proto_field_name=True))
-
-
-def parameter(config: Mapping[str, Any], name: str, default: str = "") -> str:
-    """The value of ``parameters { key: name }`` in a model's configuration."""
-    return str(config.get("parameters", {}).get(name, {}).get("string_value", default))

@@ -76,10 +76,12 @@ class SentenceSplitter:
 
 
 def _ends_sentence(text: str, match: re.Match[str], rest: str) -> bool:
-    if not match[0].startswith(".") or match[0].startswith(".."):
+    if match[0][0] not in ".…":
         return True
     if rest[0].islower():
         return False
+    if match[0].startswith(("..", "…")):
+        return True
     word = text[: match.start()].rsplit(maxsplit=1)[-1:] or [""]
     bare = word[0].strip("\"'“‘([").lower()
     initial = len(bare) == 1 and bare.isalpha() and bare != "i"

@@ -200,10 +200,11 @@ class StageLoop:
                 request = self._requests.get(key)
                 if request is not None and not request.ended and request.transport.cancelled():
                     self._metrics.cancelled()
-                    task.cancel()
+                    self._cancel(task)
 
     async def _shut_down(self) -> None:
         self._poller.cancel()
+        await asyncio.sleep(0)
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -229,7 +230,11 @@ class StageLoop:
 
     def _stop(self, key: str) -> None:
         if task := self._tasks.get(key):
-            task.cancel()
+            self._cancel(task)
+
+    def _cancel(self, task: asyncio.Task[None]) -> None:
+        # A task that is cancelled before its first step never runs, and so would never send its FINAL.
+        self.loop.call_soon(task.cancel)
 
     def _retry_after(self, waiting: int) -> float:
         """Seconds until the queue has likely moved on, by the rate at which this stage has finished requests."""
