@@ -1,0 +1,104 @@
+"""POST /v1/audio/transcriptions: a file in, its words out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Form, Request
+from omni_runtime.errors import Internal
+from omni_runtime.kserve import Outputs, scalar, text
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from omni_client.frontend.context import Context
+from omni_client.frontend.edge import Edge, drawn
+from omni_client.frontend.schemas import TranscriptionRequest
+from omni_client.frontend.speaking import usage
+from omni_client.frontend.streaming import Stream, event, started
+from omni_client.frontend.subtitles import srt, vtt
+
+router = APIRouter(tags=["audio"])
+# What each format shows of the pipeline's outputs.
+OUTPUTS = {
+    "json": ("text", "usage"),
+    "text": ("text",),
+    "srt": ("text", "segments"),
+    "vtt": ("text", "segments"),
+    "verbose_json": ("text", "segments", "audio_duration", "language", "usage"),
+}
+_SEGMENT = ("id", "start", "end", "text", "tokens", "temperature", "avg_logprob", "compression_ratio", "no_speech_prob")
+
+
+@router.post("/v1/audio/transcriptions", response_class=Response)
+async def transcribe(
+    request: Request, form: Annotated[TranscriptionRequest, Form(media_type="multipart/form-data")]
+) -> Response:
+    """Writes down what is said in `file` (wav, flac, mp3, ogg, m4a, aac, webm …), up to the limit of decoded audio.
+
+    `stream: true` sends `transcript.text.delta` events, one per segment, and `transcript.text.done`.
+    """
+    edge = Edge.of(request)
+    pipeline = await edge.pipeline(request, form.model, "transcription", {"user": form.user} if form.user else {})
+    seed = drawn(form.seed)
+    words = "word" in form.timestamp_granularities
+    given = form.model_dump(include={"language", "prompt", "temperature"}, exclude_none=True)
+    params = {"seed": seed, **given, **({"word_timestamps": True} if words else {})}
+    audio, rate = await edge.decoder.decode(await form.file.read(), sample_rate=edge.settings.decoded_rate)
+    inputs = {"audio": audio, "audio_sample_rate": np.array([rate], np.int32)}
+    outputs = OUTPUTS[form.response_format]
+    responses = edge.call(request, pipeline, inputs, params, outputs, stream=form.stream)
+    headers = {"x-seed": str(seed)}
+    if form.stream:
+        chunks = _events(request, await started(responses))
+        return Stream(chunks, "text/event-stream", headers, edge.settings.write_timeout)
+    async with aclosing(responses):
+        async for response in responses:
+            answer = _answer(form.response_format, set(form.timestamp_granularities) or {"segment"}, response)
+            answer.headers["x-seed"] = str(seed)
+            return answer
+    raise Internal(f"{pipeline.name} ended without an answer")
+
+
+def _answer(response_format: str, granularities: set[str], outputs: Outputs) -> Response:
+    if response_format == "json":
+        return JSONResponse({"text": text(outputs, "text"), "usage": usage(outputs)})
+    if response_format == "text":
+        return PlainTextResponse(text(outputs, "text") + "\n")
+    segments: list[dict[str, Any]] = json.loads(text(outputs, "segments", "[]") or "[]")
+    if response_format == "srt":
+        return PlainTextResponse(srt(segments), media_type="application/x-subrip")
+    if response_format == "vtt":
+        return PlainTextResponse(vtt(segments), media_type="text/vtt")
+    body: dict[str, Any] = {
+        "task": "transcribe",
+        "language": text(outputs, "language", ""),
+        "duration": round(float(scalar(outputs, "audio_duration")), 3),
+        "text": text(outputs, "text"),
+    }
+    if "word" in granularities:
+        spoken = [word for segment in segments for word in segment.get("words", [])]
+        body["words"] = [{name: word[name] for name in ("word", "start", "end")} for word in spoken]
+    if "segment" in granularities:
+        # `seek` is Whisper's position in hundredths of a second; segments here are cut by voice activity instead.
+        body["segments"] = [
+            {"seek": round(100 * segment["start"]), **{name: segment[name] for name in _SEGMENT if name in segment}}
+            for segment in segments
+        ]
+    return JSONResponse({**body, "usage": usage(outputs)})
+
+
+async def _events(request: Request, responses: AsyncGenerator[Outputs, None]) -> AsyncGenerator[bytes, None]:
+    whole, account = "", None
+    async with aclosing(responses):
+        try:
+            async for outputs in responses:
+                account = usage(outputs) or account
+                if delta := text(outputs, "text", ""):
+                    whole += delta
+                    yield event({"type": "transcript.text.delta", "delta": delta})
+            yield event({"type": "transcript.text.done", "text": whole, "usage": account})
+        except Exception as error:
+            yield Context.of(request).fail(error).event()

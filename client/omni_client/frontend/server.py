@@ -1,0 +1,95 @@
+"""Runs the frontend with uvicorn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from omni_client.frontend.app import create_app
+from omni_client.frontend.context import configure_logs
+from omni_client.frontend.settings import Settings
+
+# Connections that wait to be accepted: a burst beyond the limit must get its 429, not a refused connection.
+_BACKLOG = 4096
+
+
+class _Server(uvicorn.Server):
+    """Tells when it listens, and leaves the process's signals alone when someone else handles them."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], own_signals: bool) -> None:
+        super().__init__(config)
+        self._ready, self._own_signals = ready, own_signals
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if self._own_signals:
+            with super().capture_signals():
+                yield
+        else:
+            yield
+
+
+async def serve(
+    settings: Settings, ready: Callable[[str], None] | None = None, *, stop: asyncio.Event | None = None
+) -> None:
+    """Serves until SIGTERM or SIGINT, or, when `stop` is given, until it is set (signals are then the caller's).
+
+    `ready` is called with the address, `http://HOST:PORT`, once connections are accepted. After the end is asked for,
+    no new connection is accepted and requests in flight have `settings.grace` seconds. OSError when the port is taken.
+    """
+    configure_logs(settings.log_format)
+    _allow_files()
+    with _listen(settings.host, settings.port) as listener:
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        address = f"http://{host}:{listener.getsockname()[1]}"
+        config = uvicorn.Config(
+            create_app(settings), log_config=None, access_log=False, server_header=False, ws="none", lifespan="on",
+            timeout_keep_alive=75, timeout_graceful_shutdown=max(1, round(settings.grace)),
+        )  # fmt: skip
+        server = _Server(config, lambda: ready(address) if ready else None, stop is None)
+        waiter = asyncio.create_task(_ask_to_stop(server, stop)) if stop is not None else None
+        try:
+            await server.serve([listener])
+        finally:
+            if waiter is not None:
+                waiter.cancel()
+                await asyncio.gather(waiter, return_exceptions=True)
+    if not server.started:
+        raise RuntimeError("the frontend did not start; its log tells why")
+
+
+async def _ask_to_stop(server: uvicorn.Server, stop: asyncio.Event) -> None:
+    await stop.wait()
+    server.should_exit = True
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener
+
+
+def _allow_files() -> None:
+    """As many open files as the system lets us: a connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
