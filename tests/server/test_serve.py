@@ -33,7 +33,7 @@ instance_group [ { count: 1 kind: KIND_MODEL } ]
 parameters { key: "stages" value: { string_value: "%s" } }
 """
 # It says "begun", runs for `seconds`, then says `text`: by a thread, as a stage does.
-ECHO_MODEL = '''
+ECHO_MODEL = """
 import threading
 import time
 import numpy as np
@@ -49,12 +49,12 @@ class TritonPythonModel:
 
     def answer(self, request, sender):
         value = pb_utils.get_input_tensor_by_name(request, "text").as_numpy()
-        seconds = pb_utils.get_input_tensor_by_name(request, "seconds").as_numpy()[0]
+        seconds = pb_utils.get_input_tensor_by_name(request, "seconds").as_numpy()[0].item()
         begun = np.array([b"begun"], dtype=np.object_)
         sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("text", begun)]))
         time.sleep(seconds)
         sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("text", value)]), flags=FINAL)
-'''
+"""
 
 
 def model(repository: Path, name: str, code: str = ECHO_MODEL, stages: str = "") -> None:
@@ -110,7 +110,9 @@ class Launcher:
         return [process for process in self.below if process.name().startswith("triton_python")]
 
     def ports(self) -> list[int]:
-        return [int(address.split("/")[2 if "//" in address else 0].split(":")[1]) for address in self.addresses.values()]
+        return [
+            int(address.split("/")[2 if "//" in address else 0].split(":")[1]) for address in self.addresses.values()
+        ]
 
     def end(self) -> int:
         return self.process.wait(60)
@@ -157,7 +159,9 @@ def launch(tmp_path: Path, repository: Path) -> Iterator[Callable[..., Launcher]
 
     def start(*arguments: str, pipeline: str = "echo", ports: bool = True) -> Launcher:
         free = ["--http-port=0", "--grpc-port=0", "--metrics-port=0", "--openai-port=0"] if ports else []
-        launcher = Launcher([pipeline, f"--repository={repository}", *free, *arguments], tmp_path / f"log{len(started)}")
+        launcher = Launcher(
+            [pipeline, f"--repository={repository}", *free, *arguments], tmp_path / f"log{len(started)}"
+        )
         started.append(launcher)
         return launcher
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import socket
 import subprocess
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -14,7 +14,6 @@ from signal import SIGTERM
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
 from omni_runtime.errors import Internal, NotFound, OmniError
 from omni_runtime.kserve import Connection, parameter
 
@@ -80,10 +79,9 @@ class Stack:
             OmniError: a model did not load or a pipeline did not answer.
         """
         # The frontend's port is held from the start: a taken one shows before a minute of loading.
-        listener = None
-        if self.options.frontend is not None:
-            listener = ports.listen(self.options.host, self.options.openai_port, "openai")
-        try:
+        with contextlib.ExitStack() as held:
+            if self.options.frontend is not None:
+                held.enter_context(ports.listen(self.options.host, self.options.openai_port, "openai"))
             self.display.say(f"starting {self.options.server.binary}, log in {self.server.log}")
             await self.server.start()
             self._connection = Connection(self.server.address("grpc"), headers=self.server.headers)
@@ -95,11 +93,8 @@ class Stack:
             await self._load()
             if self.options.warm:
                 await self._warm()
-            if listener is not None:
-                await self._start_edge(listener)
-        finally:
-            if listener is not None:
-                listener.close()
+        if self.options.frontend is not None:
+            await self._start_edge(self.options.frontend)
 
     async def died(self) -> str:
         """Wait until the server or the frontend has ended; says which, how, and its last log lines.
@@ -222,35 +217,27 @@ class Stack:
         # The call returns while requests still run; the index says when the last one has ended.
         while waiting and self.server.running and left() > 0.1:
             with suppress(OmniError):
-                ready = {row["name"]: row for row in await self._admin().index()}
-                waiting = {name for name in waiting if ready.get(name, {}).get("reason") != "unloaded"}
+                states = {row["name"]: row.get("state") for row in await self._admin().index()}
+                waiting = {name for name in waiting if states.get(name) in ("READY", "UNLOADING")}
             if waiting:
                 await asyncio.sleep(0.05)
 
-    async def _start_edge(self, listener: socket.socket) -> None:
-        port = listener.getsockname()[1]
-        settings = {
+    async def _start_edge(self, fields: Mapping[str, Any]) -> None:
+        settings: dict[str, Any] = {
             "triton": self.server.address("grpc"),
             "triton_metrics": self.addresses["metrics"],
             "host": self.options.host,
-            "port": port,
+            "port": self.options.openai_port,
             "grace": self.options.server.drain_seconds,
-            **(self.options.frontend or {}),
+            **fields,
         }
         if self.server.headers:
             settings["triton_headers"] = self.server.headers
-        self._edge = edge.start(settings, listener, self._edge_log, {})
-        host = "127.0.0.1" if self.options.host in ("0.0.0.0", "::") else self.options.host
-        base = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        async with httpx.AsyncClient(base_url=base, timeout=2.0, trust_env=False) as client:
-            limit = asyncio.get_running_loop().time() + EDGE_SECONDS
-            while asyncio.get_running_loop().time() < limit and self._edge.poll() is None:
-                with suppress(httpx.HTTPError):
-                    if (await client.get("/health/live")).status_code == 200:
-                        self.addresses["openai"] = f"{base}/v1"
-                        return
-                await asyncio.sleep(0.05)
-        raise Internal(f"the frontend did not start; its last lines ({self._edge_log}):\n{_tail(self._edge_log)}")
+        self._edge, reader = edge.start(settings, self._edge_log)
+        where = await edge.address(reader, EDGE_SECONDS)
+        if where is None:
+            raise Internal(f"the frontend did not start; its last lines ({self._edge_log}):\n{_tail(self._edge_log)}")
+        self.addresses["openai"] = f"{where}/v1"
 
 
 def _tail(path: Path, count: int = 12) -> str:
