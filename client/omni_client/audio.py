@@ -6,7 +6,7 @@ Everywhere a sample is a float32 in [-1, 1], mono, and a rate is in Hz.
 from __future__ import annotations
 
 from omni_client.decoder import MAX_SECONDS, Decoder, Samples, Source, decode
-from omni_client.encoder import EXTENSIONS, MEDIA_TYPES, Encoder, check_format, encode, to_pcm16, wav_header
+from omni_client.encoder import EXTENSIONS, MEDIA_TYPES, Encoder, check_format, encode, format_of, to_pcm16, wav_header
 
 __all__ = [
     "EXTENSIONS",
@@ -19,6 +19,7 @@ __all__ = [
     "check_format",
     "decode",
     "encode",
+    "format_of",
     "to_pcm16",
     "wav_header",
 ]

@@ -7,6 +7,7 @@ to the next one that it has (opus knows 8, 12, 16, 24 and 48 kHz only).
 from __future__ import annotations
 
 import io
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -127,6 +128,15 @@ def check_format(format: str, param: str = "response_format") -> None:
     """InvalidRequest unless `format` is one of MEDIA_TYPES."""
     if format not in MEDIA_TYPES:
         raise InvalidRequest(f"{format!r} is not an audio format; there are {', '.join(MEDIA_TYPES)}", param=param)
+
+
+def format_of(path: str | os.PathLike[str], param: str = "output") -> str:
+    """The format that a file's extension names; InvalidRequest for one that is not written."""
+    extension = os.path.splitext(path)[1].removeprefix(".").lower()  # noqa: PTH122 (a name, perhaps not a file)
+    if extension not in EXTENSIONS:
+        known = ", ".join(f".{known}" for known in EXTENSIONS)
+        raise InvalidRequest(f"{os.fspath(path)!r} ends in no format that is written; there are {known}", param=param)
+    return EXTENSIONS[extension]
 
 
 def encode(samples: ArrayLike, sample_rate: int, format: str, *, param: str = "response_format") -> bytes:
