@@ -18,7 +18,7 @@ from omni_build.store import Store
 from omni_runtime.errors import InvalidRequest, NotFound, OmniError
 
 from omni_client.launch.progress import Display
-from omni_client.launch.stack import Stack, StackOptions, order_of
+from omni_client.launch.stack import Stack, StackOptions, levels_of
 from omni_client.launch.triton import LOOPBACK, ServerOptions
 
 
@@ -67,8 +67,8 @@ def prepare(options: ServeOptions, display: Display) -> StackOptions:
         for pipeline in options.pipelines:
             if pipeline in families.NAMES:
                 families.build(pipeline, store, *own, display)
-    order = order_of(options.pipelines, {name: repository.calls(name) for name in names})
-    for line in plan.plan(order, repository, store).lines():
+    levels = levels_of(options.pipelines, repository.calls)
+    for line in plan.plan([name for level in levels for name in level], repository, store).lines():
         display.say(line)
     server = find_server()
     return StackOptions(
@@ -86,8 +86,7 @@ def prepare(options: ServeOptions, display: Display) -> StackOptions:
             log_dir=(options.log_dir or store.path / "logs").absolute(),
             arguments=options.triton_arguments,
         ),
-        pipelines=options.pipelines,
-        stages=tuple(name for name in order if name not in options.pipelines),
+        levels=levels,
         host=options.host,
         openai_port=options.openai_port,
         frontend=options.frontend,

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from signal import SIGTERM
 from types import TracebackType
 from typing import Any, Self
 
-from omni_runtime.errors import Internal, NotFound, OmniError
+from omni_runtime.errors import Internal, InvalidRequest, OmniError
 from omni_runtime.kserve import Connection, parameter
 
 from omni_client.launch import edge, ports, processes, shm
@@ -25,6 +25,7 @@ from omni_client.launch.warmup import Warmup
 EDGE_SECONDS = 60.0
 LOAD_SECONDS = 900.0
 WATCH_SECONDS = 1.0
+LOADS_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,8 @@ class StackOptions:
     """What is served, and where."""
 
     server: ServerOptions
-    pipelines: tuple[str, ...]
-    stages: tuple[str, ...] = ()
-    """The models that the pipelines call, in the order to load them: a model stands after those it calls itself."""
+    levels: tuple[tuple[str, ...], ...]
+    """The models to load; each calls only models of the levels before its own (:func:`levels_of` makes them)."""
     host: str = "127.0.0.1"
     openai_port: int = 9000
     frontend: Mapping[str, Any] | None = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Stack:
         self._edge: subprocess.Popen[bytes] | None = None
         self._edge_log = options.server.log_dir / "frontend.log"
         self._connection: Connection | None = None
-        self._loaded: list[str] = []
+        self._loaded: list[list[str]] = []
 
     async def __aenter__(self) -> Self:
         processes.become_subreaper()
@@ -129,16 +129,16 @@ class Stack:
         def left() -> float:
             return max(0.1, limit - asyncio.get_running_loop().time())
 
-        with self.display.task("draining", 3) as step:
+        loaded = [level for level in self._loaded if level]
+        with self.display.task("draining", 2 + len(loaded)) as step:
             if self._edge is not None and self._edge.poll() is None:
                 self._edge.send_signal(SIGTERM)
                 await processes.ended(self._edge, left())
             step("frontend")
-            # Pipelines first: a request that runs still needs the stages it has not reached.
-            pipelines = [name for name in self._loaded if name in self.options.pipelines]
-            await self._unload(pipelines, left)
-            step("pipelines")
-            await self._unload([name for name in self._loaded if name not in pipelines], left)
+            # Callers go first: a request that runs still needs the models that it has not reached.
+            for level in reversed(loaded):
+                await self._unload(level, left)
+                step(" ".join(level))
             await self._disconnect()
             # With its models gone it ends within a second; what did not finish in time ends here.
             await self.server.stop(max(5.0, left()))
@@ -168,37 +168,44 @@ class Stack:
             self._connection = None
 
     async def _load(self) -> None:
-        names = [*self.options.stages, *(name for name in self.options.pipelines if name not in self.options.stages)]
-        with self.display.task("loading", len(names)) as step:
-            for name in names:
-                step(doing=name)
-                try:
-                    await self._or_death(self._admin().load(name, LOAD_SECONDS))
-                except OmniError as error:
-                    raise type(error)(
-                        f"{name} did not load: {error}\nits last lines ({self.server.log}):\n{self.server.last_lines()}"
-                    ) from None
-                self._loaded.append(name)
-                step(name)
+        at_once = asyncio.Semaphore(max(1, min(LOADS_AT_ONCE, os.cpu_count() or 1)))
+        with self.display.task("loading", sum(map(len, self.options.levels))) as step:
+
+            async def load(name: str, loaded: list[str]) -> None:
+                async with at_once:
+                    step(doing=name)
+                    try:
+                        await self._admin().load(name, LOAD_SECONDS)
+                    except OmniError as error:
+                        last = self.server.last_lines()
+                        raise type(error)(
+                            f"{name} did not load: {error}\n{self.server.log} ends with:\n{last}"
+                        ) from None
+                    loaded.append(name)
+                    step(name)
+
+            for level in self.options.levels:
+                self._loaded.append([])
+                await self._or_death(gathered(load(name, self._loaded[-1]) for name in level))
 
     async def _warm(self) -> None:
-        configs = {name: await self._admin().config(name) for name in self.options.pipelines}
+        configs = {name: await self._admin().config(name) for level in self._loaded for name in level}
+        tasks = {name: task for name, config in configs.items() if (task := parameter(config, "task"))}
         warmup = Warmup(self._admin())
-        order = warmup.order({name: parameter(config, "task") for name, config in configs.items()})
-        with self.display.task("warming", len(order)) as step:
-            for name in order:
+        with self.display.task("warming", len(tasks)) as step:
+            for name in warmup.order(tasks):
                 step(doing=name)
                 try:
-                    await self._or_death(warmup.warm(name, configs[name]))
+                    await self._or_death(warmup.warm(name, tasks[name]))
                 except OmniError as error:
                     raise type(error)(f"{name} loaded, and failed its first request: {error}") from None
                 step(name)
 
-    async def _or_death(self, work: Any) -> None:
+    async def _or_death(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run `work`; a server that ends meanwhile ends it at once."""
-        task = asyncio.ensure_future(work)
+        task = asyncio.create_task(work)
         assert self.server.process is not None
-        death = asyncio.ensure_future(processes.ended(self.server.process))
+        death = asyncio.create_task(processes.ended(self.server.process))
         try:
             await asyncio.wait({task, death}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
@@ -209,7 +216,7 @@ class Stack:
                 future.cancel()
             await asyncio.gather(task, death, return_exceptions=True)
 
-    async def _unload(self, names: Iterable[str], left: Any) -> None:
+    async def _unload(self, names: Iterable[str], left: Callable[[], float]) -> None:
         waiting = set(names)
         for name in waiting:
             with suppress(OmniError):
@@ -247,24 +254,32 @@ def _tail(path: Path, count: int = 12) -> str:
     return ""
 
 
-def order_of(pipelines: Iterable[str], called_by: Mapping[str, Iterable[str]]) -> list[str]:
-    """The models below `pipelines`, each once and after those it calls (pipelines that another calls included).
+async def gathered(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run all of `work`; the first error cancels the others and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for one in work:
+                group.create_task(one)
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+def levels_of(pipelines: Iterable[str], calls: Callable[[str], Iterable[str]]) -> tuple[tuple[str, ...], ...]:
+    """`pipelines` and every model below them, each once, in levels: a model stands above all that it calls.
+
+    `calls(name)` says which models a model calls, and raises NotFound for one that does not exist.
 
     Raises:
-        NotFound: a model that is called does not exist.
+        InvalidRequest: a model calls itself, perhaps through others.
     """
-    order: list[str] = []
+    heights: dict[str, int] = {}
 
-    def visit(name: str, path: tuple[str, ...]) -> None:
+    def height(name: str, path: tuple[str, ...]) -> int:
         if name in path:
-            raise Internal(f"{' -> '.join((*path, name))}: a pipeline calls itself")
-        if name not in called_by:
-            raise NotFound(f"{path[-1] if path else 'the request'} names {name!r}, which is in no repository")
-        for child in called_by[name]:
-            visit(child, (*path, name))
-        if name not in order:
-            order.append(name)
+            raise InvalidRequest(f"{' -> '.join((*path, name))}: a pipeline calls itself")
+        if name not in heights:
+            heights[name] = max((1 + height(child, (*path, name)) for child in calls(name)), default=0)
+        return heights[name]
 
-    for pipeline in pipelines:
-        visit(pipeline, ())
-    return order
+    top = max((height(name, ()) for name in pipelines), default=-1)
+    return tuple(tuple(name for name in heights if heights[name] == level) for level in range(top + 1))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from omni_runtime.kserve import Connection, Value, parameter
+from omni_runtime.kserve import Connection, Value
 
 SENTENCE = "This is a test, and it is warm now."
 _SPOKEN_FIRST = ("text_to_speech",)
@@ -34,13 +33,12 @@ class Warmup:
         """The pipelines of `tasks` (name to task): those that speak first."""
         return sorted(tasks, key=lambda name: tasks[name] not in _SPOKEN_FIRST)
 
-    async def warm(self, pipeline: str, config: Mapping[str, Any]) -> bool:
+    async def warm(self, pipeline: str, task: str) -> bool:
         """Whether the pipeline was asked; False for one whose task is not known here.
 
         Raises:
             OmniError: it failed.
         """
-        task = parameter(config, "task")
         inputs = self._inputs(task)
         if inputs is None:
             return False
