@@ -22,8 +22,8 @@ from pathlib import Path
 
 from omni_runtime.errors import OmniError, StageUnavailable
 
-from . import paths
-from .store import Store, write_atomic
+from omni_build import paths
+from omni_build.store import Store, write_atomic
 
 WHEEL = "nvidia-pytriton"
 GLIBC = (2, 35)

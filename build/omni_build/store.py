@@ -121,6 +121,26 @@ class Store:
         finally:
             shutil.rmtree(made, ignore_errors=True)
 
+    def make(self, name: str, version: str, fill: Callable[[Path], None], say: Callable[[str], None]) -> Path:
+        """The weights `name` at `version`; made by `fill(empty directory)` unless they are there and sound.
+
+        Damage is named through `say`, and mended by making them anew.
+        """
+        folder = self.weights_dir(name, version)
+        if folder.is_dir() and not damage(folder):
+            return folder
+        with self.lock(f"weights-{name}", lambda _: say(f"{name}: another build makes it")):
+            if folder.is_dir():
+                wrong = damage(folder)
+                if not wrong:
+                    return folder
+                for line in wrong:
+                    say(f"{line}; it is made again")
+            with self.fresh_dir(folder) as fresh:
+                fill(fresh)
+                seal(fresh)
+        return folder
+
 
 def seal(folder: Path) -> None:
     """Record size, time and hash of every file of a finished weights directory in `files.json`."""
