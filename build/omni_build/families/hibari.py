@@ -1,7 +1,7 @@
 """hibari: English text to 24 kHz speech. One int8 ONNX network, 8 MB (Apache-2.0)."""
 
 from omni_build.target import Target
-from omni_build.wheels import Wheel, extract
+from omni_build.wheels import Wheel, weights_of
 
 WHEEL = Wheel(
     project="hibari-tts",
@@ -14,11 +14,5 @@ ARGUMENTS = {"threads": 1}
 
 
 def build(target: Target) -> None:
-    weights = target.store.make(
-        "hibari_tts",
-        WHEEL.version,
-        lambda folder: extract(WHEEL, folder, target.store, target.report),
-        target.report.say,
-    )
-    target.stage("hibari_tts", weights, ARGUMENTS)
+    target.stage("hibari_tts", weights_of("hibari_tts", WHEEL, target.store, target.report), ARGUMENTS)
     target.pipeline("hibari")

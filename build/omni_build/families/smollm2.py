@@ -64,8 +64,8 @@ def _make(folder: Path, target: Target) -> None:
 def convert(gguf: Path, folder: Path) -> None:
     """Write model.safetensors (float16), config.json, generation_config.json and the tokenizer's files.
 
-    float16 holds the dequantised weights to a relative 2^-12, eight times closer than bfloat16 in the same space; greedy
-    tokens are those of the float32 weights.
+    float16 holds the dequantised weights eight times closer than bfloat16 in the same space; greedy tokens are those of
+    the float32 weights.
     """
     import gguf as format_gguf
     import numpy as np
