@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import time
@@ -15,6 +16,7 @@ from omni_client.frontend.context import Context
 from omni_client.frontend.errors import ApiError
 from omni_client.frontend.metrics import Metrics
 
+_LINGER = 2.0  # seconds
 # Always answered: a probe must not need a key or a free place.
 OPEN = ("/health", "/health/live", "/health/ready")
 
@@ -137,7 +139,7 @@ class Attend:
         try:
             body = await self._read(scope, receive)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await self._refuse(error, receive, send)
             return
         if body is None:
             return
@@ -167,6 +169,19 @@ class Attend:
             watcher.cancel()
             route.cancel()
             await asyncio.gather(route, watcher, return_exceptions=True)
+
+    async def _refuse(self, error: ApiError, receive: Receive, send: Send) -> None:
+        """Answers before the body's end, and reads on for a while: closing at once would reset the connection, and the
+        client, still sending, would never see the answer."""
+        response = error.response()
+        await send({"type": "http.response.start", "status": error.status, "headers": response.raw_headers})
+        await send({"type": "http.response.body", "body": response.body, "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER if error.status == 413 else 0):
+                message = await receive()
+                while message["type"] == "http.request" and message.get("more_body", False):
+                    message = await receive()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         """The body; None when the client left before its end. Raises ApiError 413, 408."""

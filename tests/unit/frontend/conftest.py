@@ -72,10 +72,16 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
+        self.arrived = asyncio.Condition()
         self.unready: set[str] = set()
         self.server = grpc.aio.server(options=CHANNEL_OPTIONS)
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self.server)
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+
+    async def called(self, times: int) -> None:
+        """Returns once so many calls have come."""
+        async with self.arrived:
+            await self.arrived.wait_for(lambda: len(self.calls) >= times)
 
     async def ServerMetadata(self, request: Any, context: Any) -> Any:
         return pb.ServerMetadataResponse(name="triton", version="0.0.0-scripted")
@@ -104,7 +110,9 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):
             inputs = {tensor.name: _read(tensor, raw) for tensor, raw in _pairs(request)}
             wanted = [tensor.name for tensor in request.outputs]
             call = Call(request.model_name, request.id, inputs, wanted, metadata)
-            self.calls.append(call)
+            async with self.arrived:
+                self.calls.append(call)
+                self.arrived.notify_all()
             try:
                 async for outputs in _script(call):
                     yield _response(call, outputs, last=False)
@@ -248,21 +256,21 @@ async def running(**settings: Any) -> AsyncIterator[Front]:
     stop = asyncio.Event()
     given = {"triton": triton.address, "port": 0, "grace": 1.0, "triton_metrics": "http://127.0.0.1:1/metrics"}
     server = asyncio.create_task(serve(Settings(**given | settings), told.set_result, stop=stop))
-    await asyncio.wait({server, told}, return_when=asyncio.FIRST_COMPLETED)
-    if server.done():
-        server.result()
-    key = (settings.get("api_keys") or ("none",))[0]
-    async with (
-        httpx.AsyncClient(base_url=told.result(), timeout=30, trust_env=False) as http,
-        AsyncOpenAI(
-            base_url=f"{told.result()}/v1", api_key=key, max_retries=0,
-            http_client=httpx.AsyncClient(timeout=30, trust_env=False),
-        ) as openai,
-    ):  # fmt: skip
-        yield Front(told.result(), triton, http, openai)
-    stop.set()
-    await server
-    await triton.server.stop(None)
+    try:
+        await asyncio.wait({server, told}, return_when=asyncio.FIRST_COMPLETED)
+        if server.done():
+            server.result()
+        key = (settings.get("api_keys") or ("none",))[0]
+        plain = httpx.AsyncClient(timeout=30, trust_env=False)
+        async with (
+            httpx.AsyncClient(base_url=told.result(), timeout=30, trust_env=False) as http,
+            AsyncOpenAI(base_url=f"{told.result()}/v1", api_key=key, max_retries=0, http_client=plain) as openai,
+        ):
+            yield Front(told.result(), triton, http, openai)
+    finally:
+        stop.set()
+        await asyncio.gather(server, return_exceptions=True)
+        await triton.server.stop(None)
 
 
 @pytest.fixture

@@ -40,7 +40,9 @@ async def test_every_format_plays(front: Any, response_format: Any, media_type: 
 async def test_mp3_is_the_default_and_a_wav_is_open_ended(front: Any) -> None:
     mp3 = await front.http.post("/v1/audio/speech", json={"model": "speaker", "input": "One."})
     assert mp3.headers["content-type"] == "audio/mpeg"
-    wav = await front.http.post("/v1/audio/speech", json={"model": "speaker", "input": "One.", "response_format": "wav"})
+    wav = await front.http.post(
+        "/v1/audio/speech", json={"model": "speaker", "input": "One.", "response_format": "wav"}
+    )
     assert wav.content[:4] == b"RIFF" and wav.content[4:8] == b"\xff\xff\xff\xff"
     assert wav.headers["transfer-encoding"] == "chunked"
 
