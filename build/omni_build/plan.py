@@ -53,19 +53,19 @@ class Plan:
         ]
         widths = [max(len(row[column]) for row in rows) for column in range(5)]
         table = [
-            "  ".join(
-                cell.ljust(width) if column < 2 else cell.rjust(width) for column, (cell, width) in enumerate(cells)
-            )
-            for cells in (list(zip(row, widths, strict=True)) for row in rows)
+            f"{model:<{widths[0]}}  {device:<{widths[1]}}"
+            + "".join(f"  {cell:>{width}}" for cell, width in zip(figures, widths[2:], strict=True))
+            for model, device, *figures in rows
         ]
-        used = [device for device in self.free if self.total(device)]
-        return [
-            *table,
-            *(f"{device}: {_mib(self.total(device))} of {_mib(self.free[device])} MiB free" for device in used),
+        sums = [
+            f"{device}: {_mib(self.total(device))} MiB of {_mib(free)} MiB that are free"
+            for device, free in self.free.items()
+            if self.total(device)
         ]
+        return [*table, *sums]
 
 
-def plan(models: Sequence[str], repository: Repository, free: Mapping[str, int] | None = None) -> Plan:
+def plan(models: Sequence[str], repository: Repository, *, free: Mapping[str, int] | None = None) -> Plan:
     """Add up `models` and everything below them. `free`: bytes by device (default: this machine's, now).
 
     Raises InvalidRequest, naming the first model that does not fit, NotFound for one that is not built.
@@ -131,7 +131,7 @@ def _cache(folder: Path, arguments: Mapping[str, Any]) -> int:
     network = json.loads((folder / "config.json").read_text())
     heads = network.get("num_key_value_heads", network["num_attention_heads"])
     width = network.get("head_dim") or network["hidden_size"] // network["num_attention_heads"]
-    token = 2 * network["num_hidden_layers"] * heads * width * _BYTES[arguments.get("dtype", "float32")]
+    token = 2 * int(network["num_hidden_layers"]) * int(heads) * int(width) * _BYTES[arguments.get("dtype", "float32")]
     return int(arguments["max_num_seqs"]) * int(arguments["max_model_len"]) * token
 
 
