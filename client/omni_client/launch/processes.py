@@ -11,14 +11,21 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_BECOME = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+if os.getppid() != int(sys.argv[1]):  # it died before the call above
+    sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -44,22 +51,16 @@ def spawn(
 
     Call it from the main thread: the kernel sends the parent-death signal when the *thread* that forked ends.
     """
-    parent = os.getpid()
-
-    def before_exec() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died between fork and prctl
-            os._exit(1)
-
+    # The signal is set by a small program that then becomes `command`: Python code between fork and exec is unsafe
+    # beside gRPC's threads, and makes gRPC run its fork handlers.
     return subprocess.Popen(
-        command,
+        [sys.executable, "-I", "-S", "-c", _BECOME, str(os.getpid()), *command],
         env=dict(env),
         stdin=stdin or subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,
         pass_fds=tuple(pass_fds),
-        preexec_fn=before_exec,
     )
 
 
