@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, cast
 
 from omni_runtime import seeds
+from omni_runtime.errors import OmniError
 from omni_runtime.kserve import Connection, Outputs, Value
 from starlette.requests import Request
 
@@ -56,11 +57,15 @@ class Edge:
         inputs: Mapping[str, Value],
         params: Mapping[str, Any],
         outputs: Sequence[str],
+        fields: Mapping[str, str],
         *,
         stream: bool,
         child: int | None = None,
     ) -> AsyncGenerator[Outputs, None]:
-        """The pipeline's responses. Closing this generator cancels the call, and so the work in the server."""
+        """The pipeline's responses. Closing this generator cancels the call, and so the work in the server.
+
+        `fields`: what the pipeline's inputs and params are called in the route's body, for errors that name one.
+        """
         context = Context.of(request)
         responses = cast(
             AsyncGenerator[Outputs, None],
@@ -76,6 +81,9 @@ class Edge:
         try:
             async for response in responses:
                 yield response
+        except OmniError as error:
+            error.param = fields.get(error.param or "", error.param)
+            raise
         finally:
             await responses.aclose()
 

@@ -133,7 +133,7 @@ class Sampling(Logged):
 
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[Number, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[Number, Field(gt=0, le=2)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = Field(None, description="0 and -1: no limit")

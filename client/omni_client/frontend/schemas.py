@@ -52,7 +52,6 @@ class TranscriptionRequest(Body):
         default_factory=list, alias="timestamp_granularities[]"
     )
     stream: bool = False
-    seed: Seed | None = Field(None, description="extra")
     user: Text | None = Field(None, description="extra: written to the log")
 
     @model_validator(mode="after")

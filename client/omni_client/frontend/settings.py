@@ -26,13 +26,11 @@ class Settings:
     max_body_bytes: int = 25 * 2**20
     max_audio_seconds: float = 7200.0
     """Longest audio, decoded, in one request."""
-    max_input_chars: int = 65_536
-    """Longest text to speak."""
     max_connections: int = 256
     """Requests answered at once; those beyond it get 429."""
     max_choices: int = 128
     """Most answers (n, times prompts) in one request."""
-    request_timeout: float = 600.0
+    request_timeout: float = 3600.0
     """Seconds a pipeline may take over one request."""
     body_timeout: float = 60.0
     """Seconds a body may take to arrive."""
@@ -50,7 +48,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         positive = (
-            "max_body_bytes", "max_audio_seconds", "max_input_chars", "max_connections", "max_choices",
+            "max_body_bytes", "max_audio_seconds", "max_connections", "max_choices",
             "request_timeout", "body_timeout", "write_timeout", "decoders", "decoded_rate",
         )  # fmt: skip
         for name in positive:

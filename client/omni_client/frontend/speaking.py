@@ -35,10 +35,12 @@ class Voicing:
         self.samples += audio.size
         return bytes(await in_thread(self._encoder.push, audio.astype(np.float32, copy=False).reshape(-1)))
 
-    async def close(self) -> bytes:
-        """The end of the file. Internal when the pipeline never told a sample rate."""
+    async def close(self, empty: int | None = None) -> bytes:
+        """The end of the file. When no audio came: a file of none at `empty` Hz, or Internal if that is not given."""
         if self._encoder is None:
-            raise Internal("the pipeline ended without audio")
+            if empty is None:
+                raise Internal("the pipeline ended without audio")
+            self._encoder = await in_thread(Encoder, self.format, empty)
         return bytes(await in_thread(self._encoder.close))
 
 

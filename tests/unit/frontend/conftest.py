@@ -136,7 +136,7 @@ async def _script(call: Call) -> AsyncIterator[dict[str, Any]]:
     if "wait" in said and not stream:
         call.running.set()
         await asyncio.Event().wait()
-    seed = params["seed"]
+    seed = params.get("seed", 0)
     if call.model == "speaker":
         sentences = [part for part in said.split(".") if part.strip()]
         level = 0.1 * params["speed"] + (0.01 if params.get("voice") == "bella" else 0.0) + (seed % 7) / 1000

@@ -106,7 +106,6 @@ async def test_voices_by_name_by_id_and_by_default(front: Any) -> None:
         ({"input": " \n"}, 400, "input", "input"),
         ({"input": 3}, 400, "input", "string"),
         ({"input": "\ud800"}, 400, "input", "surrogate"),
-        ({"input": "a" * 100_000}, 400, "input", "65536"),
         ({"speed": 0}, 400, "speed", "0.25"),
         ({"speed": 4.01}, 400, "speed", "4"),
         ({"speed": "1"}, 400, "speed", "number"),
@@ -145,7 +144,6 @@ async def test_bad_fields_are_named_and_the_next_request_is_fine(
     [
         ("overload", 429, "overloaded", "rate_limit_error"),
         ("crash", 500, "internal_error", "server_error"),
-        ("refuse", 400, "invalid_value", "invalid_request_error"),
     ],
 )
 async def test_what_the_server_says_becomes_a_status(front: Any, text: str, status: int, code: str, kind: str) -> None:
@@ -159,6 +157,13 @@ async def test_what_the_server_says_becomes_a_status(front: Any, text: str, stat
             assert answer.headers["retry-after"] == "7"
         if status == 500:
             assert "mine" in error["message"]
+
+
+async def test_a_field_that_the_pipeline_refuses_has_its_name_here(front: Any) -> None:
+    answer = await front.http.post("/v1/audio/speech", json={"model": "speaker", "input": "refuse"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
+    answer = await front.http.post("/v1/completions", json={"model": "writer", "prompt": "refuse"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
 
 
 async def test_a_stage_that_dies_in_the_stream_ends_it_with_the_error(front: Any) -> None:

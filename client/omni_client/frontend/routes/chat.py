@@ -25,6 +25,10 @@ from omni_client.frontend.speaking import Voicing
 from omni_client.frontend.streaming import DONE, Stream, event, merged, started
 
 router = APIRouter(tags=["chat"])
+# Hz of the empty file that a reply of nothing to pronounce (a lone emoji) becomes; no samples tell a rate.
+_SILENT = 24_000
+# What the pipeline's tensors and settings are called here.
+FIELDS = {"voice": "audio.voice", "speed": "audio.speed"}
 Children = AsyncGenerator[tuple[int, Outputs], None]
 
 
@@ -56,7 +60,7 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     streaming = bool(body.stream)
     children = merged([
         edge.call(
-            request, pipeline, inputs, {**params, "seed": drawn(seed, k)}, outputs, stream=streaming, child=k
+            request, pipeline, inputs, {**params, "seed": drawn(seed, k)}, outputs, FIELDS, stream=streaming, child=k
         )
         for k in range(count)
     ])  # fmt: skip
@@ -105,7 +109,7 @@ class Answer:
         for k, reply in enumerate(self.replies):
             message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
             if self.body.speaks:
-                reply.audio += await self.voicings[k].close()
+                reply.audio += await self.voicings[k].close(_SILENT)
                 data = base64.b64encode(reply.audio).decode()
                 # Nothing is kept, so the reference expires at once; the transcript is what a next turn needs.
                 spoken = {"id": self.audio_id(k), "data": data, "expires_at": self.created, "transcript": reply.text}
@@ -132,7 +136,7 @@ class Answer:
                         yield self.chunk(k, _spoken(data))
                 for k, reply in enumerate(self.replies):
                     if self.body.speaks:
-                        if data := await self.voicings[k].close():
+                        if data := await self.voicings[k].close(_SILENT):
                             yield self.chunk(k, _spoken(data))
                         yield self.chunk(k, {"audio": {"expires_at": self.created}})
                     yield self.chunk(k, {}, finish_reason=finished(reply, self.model))

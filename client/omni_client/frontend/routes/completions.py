@@ -21,6 +21,8 @@ from omni_client.frontend.schemas import CompletionRequest
 from omni_client.frontend.streaming import DONE, Stream, event, merged, started
 
 router = APIRouter(tags=["completions"])
+# What the pipeline's tensors and settings are called here.
+FIELDS = {"text": "prompt"}
 Children = AsyncGenerator[tuple[int, Outputs], None]
 
 
@@ -48,7 +50,7 @@ async def complete(request: Request, body: CompletionRequest) -> Response:
     seed = drawn(body.seed)
     children = merged([
         edge.call(
-            request, pipeline, {"text": body.prompt[k // n]}, {**params, "seed": drawn(seed, k)}, outputs,
+            request, pipeline, {"text": body.prompt[k // n]}, {**params, "seed": drawn(seed, k)}, outputs, FIELDS,
             stream=bool(body.stream), child=k,
         )
         for k in range(count)

@@ -13,14 +13,16 @@ from omni_runtime.errors import Internal
 from omni_runtime.kserve import Outputs, scalar, text
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from omni_client import subtitles
 from omni_client.frontend.context import Context
-from omni_client.frontend.edge import Edge, drawn
+from omni_client.frontend.edge import Edge
 from omni_client.frontend.schemas import TranscriptionRequest
 from omni_client.frontend.speaking import usage
 from omni_client.frontend.streaming import Stream, event, started
-from omni_client.frontend.subtitles import srt, vtt
+from omni_client.types import Segment
 
 router = APIRouter(tags=["audio"])
+FIELDS = {"audio": "file", "audio_sample_rate": "file", "word_timestamps": "timestamp_granularities"}
 # What each format shows of the pipeline's outputs.
 OUTPUTS = {
     "json": ("text", "usage"),
@@ -29,6 +31,7 @@ OUTPUTS = {
     "vtt": ("text", "segments"),
     "verbose_json": ("text", "segments", "audio_duration", "language", "usage"),
 }
+SUBTITLES = {"srt": "application/x-subrip", "vtt": "text/vtt"}
 _SEGMENT = ("id", "start", "end", "text", "tokens", "temperature", "avg_logprob", "compression_ratio", "no_speech_prob")
 
 
@@ -42,23 +45,19 @@ async def transcribe(
     """
     edge = Edge.of(request)
     pipeline = await edge.pipeline(request, form.model, "transcription", {"user": form.user} if form.user else {})
-    seed = drawn(form.seed)
     words = "word" in form.timestamp_granularities
     given = form.model_dump(include={"language", "prompt", "temperature"}, exclude_none=True)
-    params = {"seed": seed, **given, **({"word_timestamps": True} if words else {})}
+    params = {**given, **({"word_timestamps": True} if words else {})}
     audio, rate = await edge.decoder.decode(await form.file.read(), sample_rate=edge.settings.decoded_rate)
     inputs = {"audio": audio, "audio_sample_rate": np.array([rate], np.int32)}
     outputs = OUTPUTS[form.response_format]
-    responses = edge.call(request, pipeline, inputs, params, outputs, stream=form.stream)
-    headers = {"x-seed": str(seed)}
+    responses = edge.call(request, pipeline, inputs, params, outputs, FIELDS, stream=form.stream)
     if form.stream:
         chunks = _events(request, await started(responses))
-        return Stream(chunks, "text/event-stream", headers, edge.settings.write_timeout)
+        return Stream(chunks, "text/event-stream", {}, edge.settings.write_timeout)
     async with aclosing(responses):
         async for response in responses:
-            answer = _answer(form.response_format, set(form.timestamp_granularities) or {"segment"}, response)
-            answer.headers["x-seed"] = str(seed)
-            return answer
+            return _answer(form.response_format, set(form.timestamp_granularities) or {"segment"}, response)
     raise Internal(f"{pipeline.name} ended without an answer")
 
 
@@ -68,10 +67,9 @@ def _answer(response_format: str, granularities: set[str], outputs: Outputs) -> 
     if response_format == "text":
         return PlainTextResponse(text(outputs, "text") + "\n")
     segments: list[dict[str, Any]] = json.loads(text(outputs, "segments", "[]") or "[]")
-    if response_format == "srt":
-        return PlainTextResponse(srt(segments), media_type="application/x-subrip")
-    if response_format == "vtt":
-        return PlainTextResponse(vtt(segments), media_type="text/vtt")
+    if response_format in SUBTITLES:
+        cues = [Segment(part["id"], part["start"], part["end"], part["text"]) for part in segments]
+        return PlainTextResponse(subtitles.FORMATS[response_format](cues), media_type=SUBTITLES[response_format])
     body: dict[str, Any] = {
         "task": "transcribe",
         "language": text(outputs, "language", ""),
