@@ -7,6 +7,7 @@ lies on the wire, how a stream ends and how an error is read. The stubs are thos
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -194,9 +195,12 @@ class Connection:
         """Every model of the repositories: name, and version, state and reason where it was loaded."""
         return list(_as_dict(await self._ask("RepositoryIndex", pb.RepositoryIndexRequest())).get("models", []))
 
-    async def load(self, model: str, timeout: float = 600.0) -> None:
-        """Load ``model``; returns when it is ready."""
-        await self._ask("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name=model), timeout)
+    async def load(self, model: str, timeout: float = 600.0, *, config: Mapping[str, Any] | None = None) -> None:
+        """Load ``model``, with ``config`` instead of its file's if given; returns when it is ready."""
+        request = pb.RepositoryModelLoadRequest(model_name=model)
+        if config is not None:
+            request.parameters["config"].string_param = json.dumps(config)
+        await self._ask("RepositoryModelLoad", request, timeout)
 
     async def unload(self, model: str, timeout: float = 60.0) -> None:
         """Unload ``model``; requests that run are finished first."""
