@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omni_build import families, paths, plan
+from omni_build import families, paths
+from omni_build.plan import plan
 from omni_build.repository import Repository
 from omni_build.server import find_server, make_backends
 from omni_build.store import Store
@@ -68,7 +69,8 @@ def prepare(options: ServeOptions, display: Display) -> StackOptions:
             if pipeline in families.NAMES:
                 families.build(pipeline, store, *own, display)
     levels = levels_of(options.pipelines, repository.calls)
-    for line in plan.plan([name for level in levels for name in level], repository, store).lines():
+    needs = plan([name for level in levels for name in level], repository)
+    for line in needs.lines()[1 + len(needs.needs) :]:  # the sums; `triton-omni plan` shows the table
         display.say(line)
     server = find_server()
     return StackOptions(

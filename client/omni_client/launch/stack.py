@@ -111,7 +111,7 @@ class Stack:
                         log, last = self._edge_log, _tail(self._edge_log)
                     return f"{name} ended ({how}); its last lines ({log}):\n{last}"
             sessions = self._sessions()
-            processes.reap(sessions, but=sessions)
+            processes.reap(None if self.options.alone else sessions, but=sessions)
             waits = [processes.ended(process, WATCH_SECONDS) for process in watched.values() if process is not None]
             tasks = [asyncio.ensure_future(wait) for wait in waits]
             try:
