@@ -16,6 +16,9 @@ HIDDEN_STATES = "hidden_states"
 class Engine(Protocol):
     """Generates for many requests at once; the shape of vLLM's AsyncLLM, so that it fits behind this too."""
 
+    name: str
+    device: str
+
     def generate(
         self, prompt: Prompt, sampling: Sampling, request_id: str, taps: frozenset[str] = frozenset()
     ) -> AsyncIterator[Delta]:

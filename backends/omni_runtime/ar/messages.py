@@ -13,6 +13,9 @@ from omni_runtime.errors import InvalidRequest
 class Prompt:
     """One of: ``text``, ``token_ids`` [T], or ``embeds`` [T, H] (the network's input embeddings, any float type).
 
+    ``source`` names the caller's field that it was made of, for error messages; by default the stage's tensor.
+    ``special_tokens`` False keeps the tokenizer from adding its own to ``text``, for text that has them already.
+
     Raises:
         InvalidRequest: none or several are given.
     """
@@ -20,6 +23,8 @@ class Prompt:
     text: str | None = None
     token_ids: list[int] | None = None
     embeds: torch.Tensor | None = None
+    source: str = ""
+    special_tokens: bool = True
 
     def __post_init__(self) -> None:
         given = [name for name in ("text", "token_ids", "embeds") if getattr(self, name) is not None]
@@ -31,7 +36,9 @@ class Prompt:
 
     @property
     def field(self) -> str:
-        """The stage's tensor that this prompt came in, for error messages."""
+        """What an error about this prompt names."""
+        if self.source:
+            return self.source
         if self.embeds is not None:
             return "prompt_embeds"
         return "prompt_token_ids" if self.token_ids is not None else "text_input"

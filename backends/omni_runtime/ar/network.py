@@ -53,6 +53,8 @@ class Architecture:
         for name, found, wanted in (
             ("model_type", config.get("model_type"), "llama"),
             ("hidden_act", config.get("hidden_act", "silu"), "silu"),
+            ("attention_bias", bool(config.get("attention_bias")), False),
+            ("mlp_bias", bool(config.get("mlp_bias")), False),
             ("rope_type", rope.get("rope_type", "default"), "default"),
         ):
             if found != wanted:
@@ -74,21 +76,24 @@ class Architecture:
 
 
 class Linear:
-    """``x @ weight.T + bias`` for x [rows, in]; the weight is repacked for oneDNN where that runs."""
+    """``x @ weight.T`` for x [rows, in]; the weight is repacked for oneDNN where that runs."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.bias = bias
-        self.packed = weight.device.type == "cpu" and torch.backends.mkldnn.is_available() and (
-            weight.dtype == torch.float32
-            or (weight.dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
+    def __init__(self, weight: Tensor) -> None:
+        self.packed = (
+            weight.device.type == "cpu"
+            and torch.backends.mkldnn.is_available()
+            and (
+                weight.dtype == torch.float32
+                or (weight.dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
+            )
         )
         self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 8) if self.packed else weight
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.packed:
-            y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+            y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
             return y
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight)
 
 
 @dataclass(frozen=True)
@@ -103,10 +108,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class Layer:
-    attention_norm: Tensor
     qkv: Linear
     output: Linear
-    mlp_norm: Tensor
     gate_up: Linear
     down: Linear
 
@@ -154,35 +157,34 @@ class Llama:
         for file in files:
             weights |= load_file(file, device=str(device))
 
-        def take(name: str, order: Tensor | None = None) -> Tensor:
-            weight = weights.pop(name)
-            return (weight if order is None else weight[order]).to(dtype)
+        def take(name: str) -> Tensor:
+            return weights.pop(name).float()
 
-        def linear(*names: str, order: Tensor | None = None) -> Linear:
-            weight = torch.cat([take(f"{name}.weight") for name in names])
-            biases = [weights.pop(f"{name}.bias").to(dtype) for name in names if f"{name}.bias" in weights]
-            bias = torch.cat(biases) if biases else None
-            if order is not None:
-                weight, bias = weight[order], None if bias is None else bias[order]
-            return Linear(weight.contiguous(), bias)
+        def linear(weight: Tensor) -> Linear:
+            return Linear(weight.to(dtype))
 
-        self.embedding = take("model.embed_tokens.weight")
+        self.embedding = take("model.embed_tokens.weight").to(dtype)
         order = self._rotary_order().to(device)
+        q_size = arch.heads * arch.head_dim
         self.layers: list[Layer] = []
         for index in range(arch.layers):
             at = f"model.layers.{index}"
+            # The weights of the norms, and the scale of the scores, go into the matrices that follow them.
+            qkv = torch.cat([take(f"{at}.self_attn.{name}_proj.weight") for name in "qkv"])[order]
+            qkv *= take(f"{at}.input_layernorm.weight")
+            qkv[:q_size] *= arch.head_dim**-0.5
+            gate_up = torch.cat([take(f"{at}.mlp.{name}_proj.weight") for name in ("gate", "up")])
+            gate_up *= take(f"{at}.post_attention_layernorm.weight")
             self.layers.append(
                 Layer(
-                    attention_norm=take(f"{at}.input_layernorm.weight"),
-                    qkv=linear(*(f"{at}.self_attn.{name}_proj" for name in "qkv"), order=order),
-                    output=linear(f"{at}.self_attn.o_proj"),
-                    mlp_norm=take(f"{at}.post_attention_layernorm.weight"),
-                    gate_up=linear(f"{at}.mlp.gate_proj", f"{at}.mlp.up_proj"),
-                    down=linear(f"{at}.mlp.down_proj"),
+                    qkv=linear(qkv),
+                    output=linear(take(f"{at}.self_attn.o_proj.weight")),
+                    gate_up=linear(gate_up),
+                    down=linear(take(f"{at}.mlp.down_proj.weight")),
                 )
             )
-        self.norm = take("model.norm.weight")
-        self.head = linear("lm_head") if "lm_head.weight" in weights else Linear(self.embedding)
+        self.norm = take("model.norm.weight").to(dtype)
+        self.head = Linear(take("lm_head.weight").to(dtype) if "lm_head.weight" in weights else self.embedding)
         self.rotations = self._rotations(arch.max_positions).to(device)
 
     def _rotary_order(self) -> Tensor:
@@ -235,7 +237,7 @@ class Llama:
         arch = self.arch
         decoding, rows, kv_rows = len(lengths), len(x), len(lengths) * arch.kv_heads
         q_size, rotated = arch.heads * arch.head_dim, arch.heads + arch.kv_heads
-        group, scale = arch.heads // arch.kv_heads, arch.head_dim**-0.5
+        group = arch.heads // arch.kv_heads
         span = -(-int(lengths.max()) // DECODE_BLOCK) * DECODE_BLOCK if decoding else 0
         beyond = torch.arange(span, device=x.device) >= lengths[:, None]
         mask = torch.zeros(decoding, span, dtype=x.dtype, device=x.device).masked_fill_(beyond, float("-inf"))
@@ -244,7 +246,7 @@ class Llama:
         rotations = self.rotations[positions]
         for index, layer in enumerate(self.layers):
             keys, values = cache.keys[index], cache.values[index]
-            qkv = layer.qkv(F.rms_norm(x, (arch.hidden_size,), layer.attention_norm, arch.rms_norm_eps))
+            qkv = layer.qkv(self._normalised(x))
             heads = qkv.view(rows, -1, arch.head_dim)
             pairs = torch.view_as_complex(heads[:, :rotated].float().view(rows, rotated, -1, 2))
             qk = torch.view_as_real(pairs * rotations).view(rows, rotated, -1).to(x.dtype)
@@ -254,7 +256,7 @@ class Llama:
             if decoding:
                 q = qk[:decoding, : arch.heads].reshape(kv_rows, group, arch.head_dim)
                 k, v = keys.flatten(0, 1)[:kv_rows], values.flatten(0, 1)[:kv_rows]
-                shares = torch.baddbmm(mask, q, k[:, :span].transpose(1, 2), alpha=scale).softmax(-1)
+                shares = torch.bmm(q, k[:, :span].transpose(1, 2)).add_(mask).softmax(-1)
                 out = torch.bmm(shares[:, :, :DECODE_BLOCK], v[:, :DECODE_BLOCK])
                 for at in range(DECODE_BLOCK, span, DECODE_BLOCK):
                     out.baddbmm_(shares[:, :, at : at + DECODE_BLOCK], v[:, at : at + DECODE_BLOCK])
@@ -268,15 +270,19 @@ class Llama:
                         keys[segment.slot, :, :end][None],
                         values[segment.slot, :, :end][None],
                         attn_mask=causal[:count, causal.shape[1] - PREFILL_BLOCK - (end - count) :][:, :end],
+                        scale=1.0,
                         enable_gqa=True,
                     )
                     attended[first : first + count] = out[0].transpose(0, 1).reshape(count, q_size)
-            x = x + layer.output(attended)
-            gate, up = layer.gate_up(
-                F.rms_norm(x, (arch.hidden_size,), layer.mlp_norm, arch.rms_norm_eps)
-            ).chunk(2, -1)
-            x = x + layer.down(F.silu(gate) * up)
-        return F.rms_norm(x, (arch.hidden_size,), self.norm, arch.rms_norm_eps)
+            x += layer.output(attended)
+            gate, up = layer.gate_up(self._normalised(x)).chunk(2, -1)
+            x += layer.down(F.silu(gate).mul_(up))
+        return self._normalised(x) * self.norm
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        """RMS norm without its weight; x [N, H]. Half as many operations as ``F.rms_norm`` on a CPU."""
+        wide = x.float()
+        return (wide * (wide * wide).mean(-1, keepdim=True).add_(self.arch.rms_norm_eps).rsqrt_()).to(x.dtype)
 
     def _causal(self, segments: Sequence[Segment]) -> Tensor:
         """Additive mask [PREFILL_BLOCK, P + PREFILL_BLOCK]: all of P keys before the block, and the block's own triangle.

@@ -56,7 +56,9 @@ class Sampling:
         known = {entry.name for entry in fields(cls)}
         for name in values:
             if name not in known:
-                raise InvalidRequest(f"{name} is not a sampling parameter; there are: {', '.join(sorted(known))}", param=str(name))
+                raise InvalidRequest(
+                    f"{name} is not a sampling parameter; there are: {', '.join(sorted(known))}", param=str(name)
+                )
         return cls(**{name: value for name, value in values.items() if value is not None or name == "max_tokens"})
 
     def __post_init__(self) -> None:
@@ -89,7 +91,9 @@ class Sampling:
         put(self, "stop", self._stop_strings())
         put(self, "stop_token_ids", self._stop_tokens())
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequest(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}", param="min_tokens")
+            raise InvalidRequest(
+                f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}", param="min_tokens"
+            )
 
     @property
     def greedy(self) -> bool:

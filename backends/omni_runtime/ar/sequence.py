@@ -45,7 +45,9 @@ class Sequence:
 
     def accept(self, token: int, best: Ranked | None, hidden: Tensor | None) -> Delta:
         """Take the sampled token in; the delta says whether the sequence has ended."""
-        delta = Delta(token_ids=[token], offset=len(self.tokens), num_prompt_tokens=len(self.prompt), hidden_states=hidden)
+        delta = Delta(
+            token_ids=[token], offset=len(self.tokens), num_prompt_tokens=len(self.prompt), hidden_states=hidden
+        )
         self.tokens.append(token)
         self.sampler.accept(token)
         if best is not None:
@@ -91,7 +93,10 @@ class Sequence:
     def _logprobs(self, token: int, best: Ranked) -> dict[int, Logprob]:
         # The chosen token comes first, as in vLLM; among the best it keeps its rank.
         entries = [(token, best.logprob, best.rank)]
-        entries += [(other, value, rank) for rank, (other, value) in enumerate(zip(best.top_ids, best.top_logprobs, strict=True), 1)]
+        entries += [
+            (other, value, rank)
+            for rank, (other, value) in enumerate(zip(best.top_ids, best.top_logprobs, strict=True), 1)
+        ]
         return {
             other: Logprob(value, rank, self.decoder.decode([other], skip_special_tokens=False))
             for other, value, rank in dict.fromkeys(entries)

@@ -40,8 +40,11 @@ class TorchEngine:
         Internal: the checkpoint is of another kind, or not one sequence fits ``kv_cache_bytes``.
     """
 
+    name = "torch"
+
     def __init__(self, directory: Path, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
+        self.device = str(self.settings.torch_device)
         self.architecture = Architecture.read(directory)
         self.max_model_len = min(self.settings.max_model_len, self.architecture.max_positions)
         self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
@@ -52,7 +55,9 @@ class TorchEngine:
         if self.settings.kv_cache_bytes is not None:
             self._slots = min(self._slots, self.settings.kv_cache_bytes // self._slot_bytes)
         if not self._slots:
-            raise Internal(f"kv_cache_bytes {self.settings.kv_cache_bytes} is less than one sequence's {self._slot_bytes}")
+            raise Internal(
+                f"kv_cache_bytes {self.settings.kv_cache_bytes} is less than one sequence's {self._slot_bytes}"
+            )
 
         self._wanted = threading.Condition()
         self._waiting: deque[Sequence] = deque()
@@ -131,7 +136,9 @@ class TorchEngine:
     def _sequence(self, prompt: Prompt, sampling: Sampling, request_id: str, taps: frozenset[str]) -> Sequence:
         vocab = self.architecture.vocab_size
         if unknown := sorted(taps - {HIDDEN_STATES}):
-            raise InvalidRequest(f"{unknown[0]} is not a tap of this stage; there is: {HIDDEN_STATES}", param=unknown[0])
+            raise InvalidRequest(
+                f"{unknown[0]} is not a tap of this stage; there is: {HIDDEN_STATES}", param=unknown[0]
+            )
         if any(token >= vocab for token in sampling.stop_token_ids):
             raise InvalidRequest(f"stop_token_ids must be below the vocabulary's size {vocab}", param="stop_token_ids")
         embeds = self._embeds(prompt)
@@ -163,7 +170,7 @@ class TorchEngine:
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if prompt.text is not None:
-            return self._tokenizer.encode(prompt.text).ids
+            return self._tokenizer.encode(prompt.text, add_special_tokens=prompt.special_tokens).ids
         token_ids = prompt.token_ids or []
         if any(not 0 <= token < self.architecture.vocab_size for token in token_ids):
             raise InvalidRequest(f"token ids must be from 0 to {self.architecture.vocab_size - 1}", param=prompt.field)
@@ -175,7 +182,8 @@ class TorchEngine:
         size = self.architecture.hidden_size
         if prompt.embeds.dim() != 2 or prompt.embeds.shape[1] != size or not prompt.embeds.is_floating_point():
             raise InvalidRequest(
-                f"embeddings must be [tokens, {size}] of a float type, not {list(prompt.embeds.shape)}", param=prompt.field
+                f"embeddings must be [tokens, {size}] of a float type, not {list(prompt.embeds.shape)}",
+                param=prompt.field,
             )
         if not bool(torch.isfinite(prompt.embeds).all()):
             raise InvalidRequest("embeddings must be finite", param=prompt.field)
@@ -219,7 +227,9 @@ class TorchEngine:
             rows = _padded(rows + 1)
             self._forward([0] * rows, [self._cache.scratch] * rows, [0] * rows, [1] * min(rows, self._slots), [], [])
         for count in (1, 2, self._slots):
-            self._network.logits(torch.zeros(count, self.architecture.hidden_size, dtype=settings.torch_dtype, device=device))
+            self._network.logits(
+                torch.zeros(count, self.architecture.hidden_size, dtype=settings.torch_dtype, device=device)
+            )
 
     def _schedule(self) -> bool:
         """Wait for work, drop what was aborted, give free slots away; False when the engine is closed."""
@@ -343,7 +353,9 @@ class TorchEngine:
         logits = self._network.logits(hidden)
         finite = torch.isfinite(hidden).all(-1).tolist()
         best: list[int] = logits.argmax(-1).tolist()
-        on_host = logits.cpu() if any(not s.sampler.plain or s.sampling.logprobs is not None for s in sequences) else logits
+        on_host = (
+            logits.cpu() if any(not s.sampler.plain or s.sampling.logprobs is not None for s in sequences) else logits
+        )
         taps = hidden.float().cpu() if any(s.hidden_states for s in sequences) else None
         ended: list[Sequence] = []
         for row, s in enumerate(sequences):
@@ -358,7 +370,9 @@ class TorchEngine:
             ranks: Ranked | None = None
             if s.sampling.logprobs is not None:
                 ranks = ranked(on_host[row], token, s.sampling.logprobs)
-            delta = s.accept(token, ranks, taps[row : row + 1].clone() if taps is not None and s.hidden_states else None)
+            delta = s.accept(
+                token, ranks, taps[row : row + 1].clone() if taps is not None and s.hidden_states else None
+            )
             s.mailbox.put(delta)
             if delta.finish_reason is not None:
                 ended.append(s)
