@@ -47,8 +47,8 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except OmniError as error:
-            field = f" ({error.param})" if error.param and error.param not in error.message else ""
-            _end(f"error: {' '.join(error.message.split())}{field}", 1)
+            field = f"{error.param}: " if error.param and error.param not in error.message else ""
+            _end(f"error: {field}{' '.join(error.message.split())}", 1)
         except ModuleNotFoundError as error:
             _end(f"error: {_missing(sys.argv[1:], error)}", 1)
         except KeyboardInterrupt:

@@ -151,7 +151,8 @@ class Decoder:
         else:
             offset = 128.0 if raw.dtype == np.uint8 else 0.0
             samples = ((raw.astype(np.float64) - offset) / _SCALE[raw.dtype.str[1:]]).astype(np.float32)
-        return samples[0] if channels == 1 else samples.mean(axis=0, dtype=np.float32)
+        mono: Samples = samples[0] if channels == 1 else samples.mean(axis=0, dtype=np.float32)
+        return mono
 
     def _join(self, pending: list[Samples]) -> Samples:
         block = np.concatenate(pending)
@@ -192,7 +193,7 @@ def decode(
     # A growing buffer instead of a list to join: the peak is one copy of the samples, not two.
     buffer = io.BytesIO()
     for block in decoder:
-        buffer.write(memoryview(np.ascontiguousarray(block)).cast("B"))
+        buffer.write(block.tobytes())
     return np.frombuffer(buffer.getbuffer(), dtype=np.float32), decoder.sample_rate
 
 

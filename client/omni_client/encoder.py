@@ -179,7 +179,7 @@ class _Muxer:
         if codec.rates:
             rate = next((rate for rate in codec.rates if rate >= sample_rate), codec.rates[-1])
         self._stream: Any = self._container.add_stream(codec.codec, rate=rate)
-        context = self._stream.codec_context
+        context: Any = self._stream.codec_context
         context.layout, context.format = "mono", codec.sample_format
         if codec.bit_rate is not None:
             context.bit_rate = codec.bit_rate if rate >= 16_000 else codec.bit_rate // 3

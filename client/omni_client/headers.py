@@ -20,7 +20,7 @@ def is_cut_short(file: BinaryIO, size: int) -> bool:
         if head[:4] == b"RIFF" and head[8:12] == b"WAVE":
             return _wav_is_cut_short(file, size)
         if head[:4] == b"FORM":
-            return len(head) == 12 and struct.unpack(">I", head[4:8])[0] + 8 > size
+            return len(head) == 12 and int.from_bytes(head[4:8], "big") + 8 > size
         if head[:4] == b"OggS":
             return _ogg_is_cut_short(file, size)
         return False
@@ -47,7 +47,7 @@ def _wav_is_cut_short(file: BinaryIO, size: int) -> bool:
         file.seek(position)
         name, length = struct.unpack("<4sI", file.read(8))
         if name == b"data":
-            return length < _OPEN_ENDED and position + 8 + length > size
+            return bool(length < _OPEN_ENDED and position + 8 + length > size)
         position += 8 + length + length % 2
     return True
 
