@@ -27,7 +27,7 @@ async def tensors(edge: Edge, pipeline: Pipeline, messages: list[Message]) -> di
     if "audio" not in pipeline.inputs:
         raise refused(f"{pipeline.name} does not hear audio", clips[0][1])
     rate = edge.settings.decoded_rate
-    encoded = [(_base64(clip.data, f"{path}.input_audio.data"), f"{path}.input_audio.data") for clip, path in clips]
+    encoded = [(_bytes(clip, f"{path}.input_audio"), f"{path}.input_audio.data") for clip, path in clips]
     decoded = await asyncio.gather(
         *(edge.decoder.decode(data, sample_rate=rate, param=param) for data, param in encoded)
     )
@@ -61,8 +61,31 @@ def _part(part: Part, path: str, clips: list[tuple[InputAudio, str]]) -> dict[st
     return {"type": "input_audio", "input_audio": {"tensor": "audio", "index": len(clips) - 1}}
 
 
-def _base64(data: str, param: str) -> bytes:
+def _bytes(clip: InputAudio, path: str) -> bytes:
     try:
-        return base64.b64decode(data, validate=True)
+        data = base64.b64decode(clip.data, validate=True)
     except (binascii.Error, ValueError):
-        raise ApiError(400, f"{param} is not base64", param=param, code="invalid_value") from None
+        raise ApiError(400, f"{path}.data is not base64", param=f"{path}.data", code="invalid_value") from None
+    formats = formats_of(data)
+    if formats and clip.format not in formats:
+        message = f"{path}.format is {clip.format}, but the data is {' or '.join(sorted(formats))}"
+        raise ApiError(400, message, param=f"{path}.format", code="invalid_value")
+    return data
+
+
+def formats_of(data: bytes) -> set[str]:
+    """What a file may be by its first bytes; empty when they tell nothing, and only decoding can."""
+    if data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE":
+        return {"wav"}
+    if data[:4] == b"OggS":
+        return {"ogg", "opus"}
+    if data[4:8] == b"ftyp":
+        return {"m4a"}
+    if data[:4] == b"\x1aE\xdf\xa3":
+        return {"webm"}
+    if data[:4] == b"fLaC":
+        return {"flac"}
+    if len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0:
+        # The same sync word; the layer field is 0 in ADTS alone.
+        return {"mp3"} if data[1] & 0x06 else {"aac"}
+    return {"mp3", "aac", "flac"} if data[:3] == b"ID3" else set()

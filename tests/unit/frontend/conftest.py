@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -235,6 +236,18 @@ def _response(call: Call, outputs: dict[str, Any], last: bool) -> Any:
     return pb.ModelStreamInferResponse(infer_response=response)
 
 
+class Records(logging.Handler):
+    """The access log; a request's line may come after its answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage() == "request":
+            self.queue.put_nowait(record.__dict__["omni"])
+
+
 @dataclass
 class Front:
     """The frontend under test, its clients, and the Triton behind it."""
@@ -283,3 +296,12 @@ async def front() -> AsyncIterator[Front]:
 def run() -> Callable[..., Any]:
     """Starts a frontend with settings of its own: `async with run(api_keys=("k",)) as front`."""
     return running
+
+
+@pytest.fixture
+def access_log() -> Iterator[asyncio.Queue[dict[str, Any]]]:
+    """The fields of the access log's lines, as they come."""
+    log, records = logging.getLogger("omni_client.frontend"), Records()
+    log.addHandler(records)
+    yield records.queue
+    log.removeHandler(records)

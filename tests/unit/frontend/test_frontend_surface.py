@@ -67,19 +67,22 @@ async def test_request_ids_and_traces_are_handed_on(front: Any) -> None:
     assert "traceparent" not in front.last().metadata
 
 
-async def test_the_caller_is_logged(front: Any, caplog: Any) -> None:
-    logging.getLogger("omni_client.frontend").addHandler(caplog.handler)
-    try:
-        given = {"user": "u1", "metadata": {"team": "a"}, "safety_identifier": "s1"}
-        await front.http.post("/v1/audio/speech", json=SPEECH | given, headers={"x-request-id": "mine"})
-        await front.http.post("/v1/audio/speech", json=SPEECH | {"voice": "nobody"})
-    finally:
-        logging.getLogger("omni_client.frontend").removeHandler(caplog.handler)
-    lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records if hasattr(record, "omni")]
-    assert lines[0] | given == lines[0]
-    assert lines[0]["request_id"] == "mine" and lines[0]["status"] == 200 and lines[0]["model"] == "speaker"
-    assert lines[0]["bytes"] == 4800 and lines[0]["first_byte_ms"] > 0
-    assert lines[1]["status"] == 404 and "nobody" in lines[1]["error"]
+async def test_the_caller_is_logged(front: Any, access_log: Any) -> None:
+    given = {"user": "u1", "metadata": {"team": "a"}, "safety_identifier": "s1"}
+    await front.http.post("/v1/audio/speech", json=SPEECH | given, headers={"x-request-id": "mine"})
+    line = await access_log.get()
+    assert line | given == line
+    assert (line["request_id"], line["status"], line["model"], line["bytes"]) == ("mine", 200, "speaker", 4800)
+    assert line["first_byte_ms"] > 0
+    await front.http.post("/v1/audio/speech", json=SPEECH | {"voice": "nobody"})
+    line = await access_log.get()
+    assert line["status"] == 404 and "nobody" in line["error"]
+
+
+def test_log_lines_are_json() -> None:
+    record = logging.makeLogRecord({"msg": "request", "levelno": 20, "levelname": "INFO", "omni": {"user": "a\nb"}})
+    line = JsonFormatter().format(record)
+    assert "\n" not in line and json.loads(line)["user"] == "a\nb" and json.loads(line)["message"] == "request"
 
 
 async def test_keys(run: Any) -> None:
