@@ -102,7 +102,7 @@ def clip_index(part: dict[str, Any], where: str, clips: int) -> int:
 async def _recognise(request: Request, recogniser: Pool, clip: Clip) -> str:
     inputs: dict[str, kserve.Value] = {"audio": clip.audio, "audio_sample_rate": np.array([clip.rate], np.int32)}
     parts = []
-    async with aclosing(recogniser.stream(request, inputs, outputs=["text"])) as answers:  # type: ignore[type-var]
+    async with aclosing(recogniser.stream(request, inputs, outputs=["text"])) as answers:
         async for answer in answers:
             parts.append(kserve.text(answer, "text"))
     return "".join(parts).strip()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -113,7 +113,7 @@ class Connection:
         request_id: str = "",
         timeout: float | None = DEFAULT_TIMEOUT,
         headers: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[Outputs]:
+    ) -> AsyncGenerator[Outputs, None]:
         """The responses of a decoupled model, in order; an empty final one is not yielded.
 
         Closing the iterator early, or cancelling the task, cancels the request in the server.
@@ -245,7 +245,7 @@ class SyncConnection:
         request_id: str = "",
         timeout: float | None = DEFAULT_TIMEOUT,
         headers: Mapping[str, str] | None = None,
-    ) -> Iterator[Outputs]:
+    ) -> Generator[Outputs, None, None]:
         """As :meth:`Connection.stream`; closing the generator cancels the request in the server."""
         request = encode(model, inputs, outputs=outputs, parameters=_parameters(parameters), request_id=request_id)
         call = self._stub.ModelStreamInfer(

@@ -7,7 +7,7 @@ pipeline must do (admission, cancellation, deadlines, one FINAL, folding for cal
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from omni_runtime import triton
@@ -40,7 +40,7 @@ class Pipeline:
     def prepare(self) -> None:
         """Load what the script itself needs, once."""
 
-    def run(self, request: Request) -> AsyncIterator[Mapping[str, Value]]:
+    def run(self, request: Request) -> AsyncGenerator[Mapping[str, Value], None]:
         """The answer to ``request``, in chunks; at least one."""
         raise NotImplementedError
 

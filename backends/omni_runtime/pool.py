@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -70,11 +70,11 @@ class Pool:
         *,
         outputs: Sequence[str] | None = None,
         parameters: Mapping[str, Parameter] | None = None,
-    ) -> AsyncIterator[Outputs]:
+    ) -> AsyncGenerator[Outputs, None]:
         """The answers of a decoupled stage or of another pipeline, streamed."""
         try:
             async with aclosing(
-                self._connection.stream(  # type: ignore[type-var]
+                self._connection.stream(
                     self.stage,
                     {**inputs, "stream": True},
                     outputs=outputs,

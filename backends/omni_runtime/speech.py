@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -72,14 +72,14 @@ class Speaker:
         self._metrics = metrics
         self.offset = 0
 
-    async def speak(self, pieces: AsyncIterator[str]) -> AsyncIterator[Spoken]:
+    async def speak(self, pieces: AsyncGenerator[str, None]) -> AsyncGenerator[Spoken, None]:
         """The speech of ``pieces`` in their order; up to AHEAD of them are in the works while one is delivered."""
         calls: asyncio.Queue[tuple[str, asyncio.Task[Outputs]] | BaseException | None] = asyncio.Queue(AHEAD)
         tasks: set[asyncio.Task[Outputs]] = set()
 
         async def submit() -> None:
             try:
-                async with aclosing(pieces) as source:  # type: ignore[type-var]
+                async with aclosing(pieces) as source:
                     index = 0
                     async for piece in source:
                         task = asyncio.create_task(self._call(piece, index))

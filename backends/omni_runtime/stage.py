@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,7 @@ from omni_runtime.kserve import Value
 from omni_runtime.metrics import NullMetrics, StageMetrics
 from omni_runtime.request import Request
 
-Handler = Callable[[Request], AsyncIterator[Mapping[str, Value]]]
+Handler = Callable[[Request], AsyncGenerator[Mapping[str, Value], None]]
 
 log = logging.getLogger("omni.stage")
 
@@ -182,7 +182,7 @@ class StageLoop:
     async def _deliver(self, request: Request) -> None:
         stream = request.stream
         chunks: list[Mapping[str, Value]] = []
-        async with aclosing(self._handler(request)) as answer:  # type: ignore[type-var]
+        async with aclosing(self._handler(request)) as answer:
             async for chunk in answer:
                 if not stream:
                     chunks.append(chunk)

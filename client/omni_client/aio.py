@@ -219,7 +219,7 @@ class AsyncClient:
         try:
             limit = self.timeout if timeout is None else timeout
             stream = self.connection.stream(name, call.inputs, timeout=limit)
-            async with aclosing(stream) as answers:  # type: ignore[type-var]
+            async with aclosing(stream) as answers:
                 async for outputs in answers:
                     yield outputs
         except OmniError:

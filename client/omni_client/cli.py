@@ -26,6 +26,7 @@ _ELSEWHERE = {
     "serve": ("omni_client.launch", "triton", "Serve pipelines behind Triton and the OpenAI routes."),
     "frontend": ("omni_client.frontend", "client", "Run the OpenAI frontend alone, for a Triton that runs already."),
     "demo": ("omni_client.launch", "triton", "Hear it: a sentence spoken and read back, a spoken answer."),
+    "bench": ("omni_client.bench", "triton", "Compare the served pipelines with their engines called directly."),
     "build": ("omni_build.cli", "build", "Fetch weights and fill the model repository."),
     "plan": ("omni_build.cli", "build", "Add up bytes per device before anything loads."),
     "backends": ("omni_build.cli", "build", "Make the backend directory for a bare tritonserver."),

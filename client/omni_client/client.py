@@ -212,7 +212,7 @@ class Client:
         try:
             limit = self.timeout if timeout is None else timeout
             stream = self.connection.stream(name, call.inputs, timeout=limit)
-            with closing(stream) as answers:  # type: ignore[type-var]
+            with closing(stream) as answers:
                 yield from answers
         except OmniError:
             self._chosen.clear()
