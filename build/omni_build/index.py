@@ -80,7 +80,7 @@ def locate(project: str, filename: str, settings: Settings) -> Iterator[str]:
             else:
                 links = set(_matching(_page(place, settings), filename))
         except (OSError, httpx.HTTPError, ValueError) as error:
-            failures.append(f"{_shown(place)}: {error}")
+            failures.append(f"{_shown(place)}: {why(error)}")
             continue
         found |= bool(links)
         yield from links
@@ -90,7 +90,7 @@ def locate(project: str, filename: str, settings: Settings) -> Iterator[str]:
         try:
             links = set(_matching(_page(page, settings), filename))
         except (OSError, httpx.HTTPError, ValueError) as error:
-            failures.append(f"{_shown(page)}: {type(error).__name__} {error}".replace(page, ""))
+            failures.append(f"{_shown(page)}: {why(error)}")
             continue
         if not links:
             failures.append(f"{_shown(page)}: not among its files")
@@ -101,6 +101,13 @@ def locate(project: str, filename: str, settings: Settings) -> Iterator[str]:
             f"{filename} was not found ({'; '.join(failures) or 'no index is configured'}): where there is no network, "
             "put the file into a folder and name the folder in PIP_FIND_LINKS"
         )
+
+
+def why(error: Exception) -> str:
+    """One short line; httpx's own for a status carries the URL twice, password and all."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"{error.response.status_code} {error.response.reason_phrase}"
+    return f"{type(error).__name__} {' '.join(str(error).split())}".strip()
 
 
 def _page(place: str, settings: Settings) -> Iterator[str]:

@@ -17,6 +17,7 @@ import shlex
 import shutil
 import sys
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -186,16 +187,20 @@ def _wheel() -> ServerTree:
         )
     if not os.access(binary, os.X_OK):
         binary.chmod(0o755)
-    libraries = (_libpython(), tree.parent.parent / "nvidia_pytriton.libs")
+    libraries = (libpython(), tree.parent.parent / "nvidia_pytriton.libs")
     return ServerTree(binary, tree / "backends", f"{WHEEL}-{wheel.version}", libraries, stub)
 
 
-def _libpython() -> Path:
-    """The directory of the shared library of this Python. Raises StageUnavailable with the command that brings it."""
+def libpython(folders: Sequence[Path] | None = None) -> Path:
+    """The directory of the shared library of this Python, of `folders` (default: where they usually lie).
+
+    Raises StageUnavailable with the command that brings it.
+    """
     name = f"libpython{_PYTHON}.so.1.0"
-    configured = sysconfig.get_config_var("LIBDIR")
-    folders = [Path(sys.base_prefix, "lib"), *([Path(configured)] if configured else [])]
-    folders += [Path(folder) for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/local/lib", "/usr/lib64", "/usr/lib")]
+    if folders is None:
+        configured = sysconfig.get_config_var("LIBDIR")
+        system = ("/usr/lib/x86_64-linux-gnu", "/usr/local/lib", "/usr/lib64", "/usr/lib")
+        folders = [Path(sys.base_prefix, "lib"), *([Path(configured)] if configured else []), *map(Path, system)]
     for folder in folders:
         if (folder / name).is_file():
             return folder

@@ -56,7 +56,7 @@ def fetch(wheel: Wheel, store: Store, report: Report, settings: index.Settings |
             try:
                 _transfer(url, part, wheel, report, settings)
             except (OSError, httpx.HTTPError) as error:
-                failures.append(f"{url}: {type(error).__name__} {error}")
+                failures.append(f"{url}: {index.why(error)}")
                 continue
             if sha256(part) != wheel.sha256:
                 message = _mismatch(part, wheel)
@@ -135,7 +135,7 @@ def _transfer(url: str, part: Path, wheel: Wheel, report: Report, settings: inde
             raise reason
         moved = part.exists() and part.stat().st_size > here
         wait = 0.0 if moved else float(2**attempt)
-        report.say(f"{wheel.filename}: {type(reason).__name__} {reason}; trying again in {wait:.0f} s")
+        report.say(f"{wheel.filename}: {index.why(reason)}; trying again in {wait:.0f} s")
         time.sleep(wait)
 
 
@@ -158,7 +158,7 @@ def _receive(url: str, part: Path, wheel: Wheel, report: Report, settings: index
             part.open("ab" if resumed else "wb") as file,
             transfer(report, wheel.filename, wheel.size, count) as moved,
         ):
-            for block in answer.iter_bytes(_BLOCK):
+            for block in answer.iter_bytes():
                 file.write(block)
                 count += len(block)
                 moved(count)
