@@ -163,7 +163,6 @@ async def run(out: Path, store: Path | None, display: Display) -> int:
             showing = asyncio.create_task(show(client, out))
             if await first(showing, stop.asked.wait()):
                 return 128 + signal.SIGINT
-        await stack.drain()
     good = showing.result()
     if good:
         line("", "serve it yourself: .venv/bin/triton-omni serve hibari whisper smollm2 voice_chat")

@@ -40,16 +40,13 @@ class Display:
 
                 yield step
             return
-        began = last = time.monotonic()
+        began = time.monotonic()
         count = 0
 
         def line(done: str | None = None, *, doing: str | None = None) -> None:
-            nonlocal count, last
+            nonlocal count
             if done is not None:
-                count, now = count + 1, time.monotonic()
-                self.say(f"{title} {count}/{total} {done} ({now - last:.1f} s)")
-                last = now
+                count += 1
+                self.say(f"{title} {count}/{total} {done}, at {time.monotonic() - began:.1f} s")
 
         yield line
-        if total:
-            self.say(f"{title} done in {time.monotonic() - began:.1f} s")

@@ -130,11 +130,12 @@ class Stack:
             return max(0.1, limit - asyncio.get_running_loop().time())
 
         loaded = [level for level in self._loaded if level]
-        with self.display.task("draining", 2 + len(loaded)) as step:
-            if self._edge is not None and self._edge.poll() is None:
-                self._edge.send_signal(SIGTERM)
-                await processes.ended(self._edge, left())
-            step("frontend")
+        with self.display.task("draining", len(loaded) + 1 + (self._edge is not None)) as step:
+            if self._edge is not None:
+                if self._edge.poll() is None:
+                    self._edge.send_signal(SIGTERM)
+                    await processes.ended(self._edge, left())
+                step("frontend")
             # Callers go first: a request that runs still needs the models that it has not reached.
             for level in reversed(loaded):
                 await self._unload(level, left)
