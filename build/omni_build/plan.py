@@ -123,16 +123,16 @@ def _weights(folder: Path, item: int | None) -> int:
 
 
 def _cache(folder: Path, arguments: Mapping[str, Any]) -> int:
-    """`kv_cache_bytes`, else what the sequences that may run at once fill: keys and values of every layer."""
-    if arguments.get("kv_cache_bytes"):
-        return int(arguments["kv_cache_bytes"])
+    """What the sequences that may run at once fill, keys and values of every layer; at most `kv_cache_bytes`."""
+    bound = int(arguments.get("kv_cache_bytes") or 0)
     if "max_num_seqs" not in arguments or not (folder / "config.json").is_file():
-        return 0
+        return bound
     network = json.loads((folder / "config.json").read_text())
     heads = network.get("num_key_value_heads", network["num_attention_heads"])
     width = network.get("head_dim") or network["hidden_size"] // network["num_attention_heads"]
     token = 2 * int(network["num_hidden_layers"]) * int(heads) * int(width) * _BYTES[arguments.get("dtype", "float32")]
-    return int(arguments["max_num_seqs"]) * int(arguments["max_model_len"]) * token
+    full = int(arguments["max_num_seqs"]) * int(arguments["max_model_len"]) * token
+    return min(full, bound) if bound else full
 
 
 def _mib(count: int) -> str:

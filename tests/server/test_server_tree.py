@@ -6,17 +6,20 @@ import shutil
 import signal
 import socket
 import subprocess
+import sysconfig
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
+from omni_build import paths
 from omni_build.server import ServerTree, find_server, install_wrapper, make_backends
 from omni_build.store import Store
+from omni_runtime.kserve import SyncConnection, scalar
 
 CONFIG = """
 backend: "{backend}"
@@ -57,7 +60,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def started(command: list[str], env: dict[str, str]) -> Iterator[str]:
+def started(command: list[str], env: dict[str, str], folder: Path | None = None) -> Iterator[str]:
     """Run a server on a free port; yields its gRPC address once it says it is started."""
     prefix = f"omni-tree-{uuid.uuid4().hex[:8]}"
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -67,7 +70,7 @@ def started(command: list[str], env: dict[str, str]) -> Iterator[str]:
         *("--allow-http=false", "--allow-metrics=false", "--grpc-address=127.0.0.1", f"--grpc-port={port}"),
         f"--backend-config=python,shm-region-prefix-name={prefix}",
     ]
-    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command, env=env, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         _wait_started(process)
         yield f"127.0.0.1:{port}"
@@ -127,6 +130,30 @@ def test_wrapper_starts_by_name_alone(repository: Path, tmp_path: Path) -> None:
     env = {"PATH": f"{wrapper.parent}:/usr/bin:/bin", "HOME": os.environ.get("HOME", "/")}
     with started(["tritonserver", *_arguments(repository, server)], env) as address:
         _check(address)
+
+
+BARE_START = """
+triton-omni build hibari
+exec tritonserver --model-repository=model_repository --model-repository=ensembles \\
+  --backend-directory=$(triton-omni backends) --model-control-mode=explicit \\
+  --load-model=hibari_tts --load-model=hibari "$@"
+"""
+
+
+def test_bare_start_without_our_launcher(tmp_path: Path) -> None:
+    """The commands of the design page, as they stand there; the script finds the server by its --grpc-port."""
+    install_wrapper(tmp_path)
+    scripts = sysconfig.get_path("scripts")
+    env = {"PATH": f"{scripts}:{tmp_path}:/usr/bin:/bin", "HOME": os.environ.get("HOME", "/")}
+    env |= {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_", "OMNI_STORE"))}
+    with (
+        started(["sh", "-ec", BARE_START, "sh"], env, paths.root()) as address,
+        closing(SyncConnection(address)) as server,
+    ):
+        (spoken,) = server.stream("hibari", {"text": "It works."}, timeout=60)
+        assert int(scalar(spoken, "sample_rate")) == 24_000
+        assert 0.3 < spoken["audio"].size / 24_000 < 5
+        assert np.abs(spoken["audio"]).max() > 0.05
 
 
 def test_server_on_path_comes_first(repository: Path, tmp_path: Path) -> None:
