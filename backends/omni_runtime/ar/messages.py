@@ -60,8 +60,8 @@ class Logprob:
 class Delta:
     """What was generated since the previous delta of the same request.
 
-    ``token_ids`` has all k new tokens, those of a stop string and the end-of-text token as well; ``text`` is what can be
-    delivered so far, so it may lag behind the tokens (half a character, what may become a stop string) and may be
+    ``token_ids`` has all k new tokens, those of a stop string and the end-of-text token as well; ``text`` is what can
+    be delivered so far, so it may lag behind the tokens (half a character, what may become a stop string) and may be
     empty. ``offset`` counts the tokens of earlier deltas. ``logprobs`` has one entry per token of the delta.
     ``hidden_states`` [k, H], float32 on the CPU, when tapped: row i is the network's last hidden state, after the final
     norm, from which token i was sampled. ``finish_reason`` is ``stop`` or ``length`` on the last delta;

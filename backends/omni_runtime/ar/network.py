@@ -5,7 +5,7 @@ batch equals output alone and a prompt in pieces equals the prompt at once, bit 
 
 - matrix products go through oneDNN with repacked weights, which keeps one order of summation for any number of rows
   from two up (MKL's changes with the number; oneDNN's is also 2.7 times as fast for one row);
-- decoding attends over whole blocks of ``DECODE_BLOCK`` keys, with the part beyond a sequence's end masked to exact zeros;
+- decoding attends over whole blocks of ``DECODE_BLOCK`` keys; what lies beyond a sequence's end counts exactly zero;
 - a prompt is computed in blocks of ``PREFILL_BLOCK`` queries that begin at multiples of it.
 """
 
@@ -75,18 +75,17 @@ class Architecture:
         )
 
 
+def _packs(dtype: torch.dtype) -> bool:
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
+
+
 class Linear:
     """``x @ weight.T`` for x [rows, in]; the weight is repacked for oneDNN where that runs."""
 
     def __init__(self, weight: Tensor) -> None:
-        self.packed = (
-            weight.device.type == "cpu"
-            and torch.backends.mkldnn.is_available()
-            and (
-                weight.dtype == torch.float32
-                or (weight.dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
-            )
-        )
+        self.packed = weight.device.type == "cpu" and _packs(weight.dtype)
         self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 8) if self.packed else weight
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -190,8 +189,8 @@ class Llama:
     def _rotary_order(self) -> Tensor:
         """Row order of the joint q, k, v weight that puts the two halves of each rotated pair side by side.
 
-        The checkpoint rotates element i of a head with element i + d/2; as neighbours they are one complex number, and one
-        multiplication rotates all heads. Scores do not change, since q and k are reordered alike.
+        The checkpoint rotates element i of a head with element i + d/2; as neighbours they are one complex number,
+        and one multiplication rotates all heads. Scores do not change, since q and k are reordered alike.
         """
         arch = self.arch
         half = arch.head_dim // 2
@@ -229,10 +228,10 @@ class Llama:
     ) -> Tensor:
         """Hidden states [N, H] after the final norm, of embeddings ``x`` [N, H], N of at least 2.
 
-        Row i < B decodes slot i; B is the size of ``lengths`` [B], the number of positions each of these rows attends to,
-        itself included (at least 1; for a slot that is not decoding, anything). Rows of ``segments`` follow, then padding.
-        ``positions`` [N] and ``slots`` [N] say where each row's keys and values are written; a row that belongs to nobody
-        writes to the scratch position.
+        Row i < B decodes slot i; B is the size of ``lengths`` [B], the number of positions each of these rows attends
+        to, itself included (at least 1; 1 for a slot that is not decoding). Rows of ``segments`` follow, then padding.
+        ``positions`` [N] and ``slots`` [N] say where each row's keys and values are written; a row that belongs to
+        nobody writes to the scratch position.
         """
         arch = self.arch
         decoding, rows, kv_rows = len(lengths), len(x), len(lengths) * arch.kv_heads
@@ -285,7 +284,7 @@ class Llama:
         return (wide * (wide * wide).mean(-1, keepdim=True).add_(self.arch.rms_norm_eps).rsqrt_()).to(x.dtype)
 
     def _causal(self, segments: Sequence[Segment]) -> Tensor:
-        """Additive mask [PREFILL_BLOCK, P + PREFILL_BLOCK]: all of P keys before the block, and the block's own triangle.
+        """Additive mask [PREFILL_BLOCK, P + PREFILL_BLOCK]: P keys before the block, and the block's own triangle.
 
         The mask of a block that begins at position p is a view of it: the columns from P - p.
         """

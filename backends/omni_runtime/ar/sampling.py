@@ -18,8 +18,8 @@ _STOP_STRINGS, _STOP_LENGTH = 64, 1000
 class Sampling:
     """Checked settings; the names, meanings and defaults of vLLM's SamplingParams.
 
-    ``max_tokens`` None generates until the model's length ends it. ``temperature`` 0 is greedy. ``top_k`` 0 or -1 is off.
-    ``seed`` None draws one; 0 is a seed. ``logprobs`` k reports the k most probable tokens beside the chosen one.
+    ``max_tokens`` None generates until the model's length ends it. ``temperature`` 0 is greedy. ``top_k`` 0 or -1 is
+    off. ``seed`` None draws one; 0 is a seed. ``logprobs`` k reports the k most probable tokens beside the chosen one.
     A ``stop`` string may be one string or a list; it is not delivered unless ``include_stop_str_in_output``.
 
     Raises:

@@ -15,8 +15,8 @@ from omni_runtime.ar.sampling import Sampling
 
 @dataclass(eq=False)
 class Sequence:
-    """``prompt`` has the token ids, zeros where ``embeds`` [T, H] take their place. ``computed`` prompt positions are in
-    the cache, in ``slot`` once one is given. ``token_limit`` is how many tokens may be generated.
+    """``prompt`` has the token ids, zeros where ``embeds`` [T, H] take their place. ``computed`` prompt positions are
+    in the cache, in ``slot`` once one is given. ``token_limit`` is how many tokens may be generated.
     """
 
     request_id: str
@@ -91,14 +91,11 @@ class Sequence:
         delta.text = text
 
     def _logprobs(self, token: int, best: Ranked) -> dict[int, Logprob]:
-        # The chosen token comes first, as in vLLM; among the best it keeps its rank.
-        entries = [(token, best.logprob, best.rank)]
-        entries += [
-            (other, value, rank)
-            for rank, (other, value) in enumerate(zip(best.top_ids, best.top_logprobs, strict=True), 1)
-        ]
+        # The chosen token comes first, as in vLLM.
+        entries = {token: (best.logprob, best.rank)}
+        for rank, (other, value) in enumerate(zip(best.top_ids, best.top_logprobs, strict=True), 1):
+            entries.setdefault(other, (value, rank))
         return {
             other: Logprob(value, rank, self.decoder.decode([other], skip_special_tokens=False))
-            for other, value, rank in dict.fromkeys(entries)
-            if other != token or (value, rank) == (best.logprob, best.rank)
+            for other, (value, rank) in entries.items()
         }

@@ -1,9 +1,9 @@
 """An AR stage in Triton: tensors to an engine's prompt and settings, deltas to tensors.
 
 The tensor names are those of Triton's vLLM backend. Of the ``return_*`` inputs, ``return_cumulative_logprob``,
-``return_logprobs`` and ``return_hidden_states`` ask for what is otherwise not computed; the others are sent whenever the
-output is requested, unless they are false. ``finish_reason`` is empty until the end; ``num_output_tokens`` counts from
-the start of the answer.
+``return_logprobs`` and ``return_hidden_states`` ask for what is otherwise not computed; the others are sent whenever
+the output is requested, unless they are false. ``finish_reason`` is empty until the end; ``num_output_tokens`` counts
+from the start of the answer.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ArHandler:
         Raises:
             InvalidRequest: naming the tensor or the setting at fault.
         """
-        prompt, sampling, seed = self._prompt(request), read_sampling(request), None
+        prompt, sampling = self._prompt(request), read_sampling(request)
         if sampling.seed is None:
             sampling = dataclasses.replace(sampling, seed=seeds.draw())
         seed = sampling.seed
@@ -100,9 +100,9 @@ class ArHandler:
         given = [name for name in PROMPTS if request.has(name)]
         if len(given) != 1:
             what = f"one of {', '.join(PROMPTS)} is required"
-            raise InvalidRequest(
-                f"{what}, not {len(given)} of them" if given else what, param=(given or PROMPTS)[-1 if given else 0]
-            )
+            if given:
+                raise InvalidRequest(f"{what}, not {len(given)} of them", param=given[-1])
+            raise InvalidRequest(what, param=PROMPTS[0])
         name = given[0]
         if name == "text_input":
             return Prompt(text=request.text(name))
