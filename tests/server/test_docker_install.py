@@ -59,9 +59,16 @@ def install(tree: Path, python: Path | str, *families: str) -> subprocess.Comple
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
-def test_a_tree_gets_backends_models_and_packages(tree: Path, python: Path) -> None:
+@pytest.fixture(scope="module")
+def installed(tree: Path, python: Path) -> Path:
+    """The tree after install.sh."""
     result = install(tree, python, "hibari")
     assert result.returncode == 0, result.stdout + result.stderr
+    return tree
+
+
+def test_a_tree_gets_backends_models_and_packages(installed: Path, python: Path) -> None:
+    tree = installed
     assert {path.name for path in (tree / "backends").iterdir()} >= {"python", "omni_module", "omni_ar"}
     assert (tree / "omni_models" / "hibari_tts" / "config.pbtxt").is_file()
     # Not the checkout that this test runs in: the tree works when that is gone.
@@ -70,7 +77,10 @@ def test_a_tree_gets_backends_models_and_packages(tree: Path, python: Path) -> N
     assert str(tree.parent) in found and str(ROOT) not in found
 
 
-async def test_an_installed_tree_serves_by_itself(tree: Path, python: Path, server: ServerTree, tmp_path: Path) -> None:
+async def test_an_installed_tree_serves_by_itself(
+    installed: Path, python: Path, server: ServerTree, tmp_path: Path
+) -> None:
+    tree = installed
     triton = TritonServer(
         ServerOptions(
             binary=tree / "bin" / "tritonserver",
@@ -100,7 +110,8 @@ async def test_an_installed_tree_serves_by_itself(tree: Path, python: Path, serv
     assert str(ROOT) not in triton.log.read_text()
 
 
-def test_a_second_install_replaces_the_first(tree: Path, python: Path) -> None:
+def test_a_second_install_replaces_the_first(installed: Path, python: Path) -> None:
+    tree = installed
     stale = tree / "backends" / "omni_module" / "stale.py"
     stale.parent.mkdir(exist_ok=True)
     stale.touch()
