@@ -10,6 +10,8 @@ import typer
 from omni_client.frontend.settings import Settings, parse_aliases
 
 _DEFAULT = Settings()
+# Triton's own prefix for the header of a restricted protocol, and the name `serve` gives it.
+_KEY_HEADER = "triton-grpc-protocol-omni-key"
 
 
 def register(app: typer.Typer) -> None:
@@ -21,6 +23,9 @@ def frontend(
     triton: Annotated[str, typer.Option(help="HOST:PORT of the server's gRPC endpoint.")] = _DEFAULT.triton,
     triton_metrics: Annotated[
         str | None, typer.Option(help="URL or HOST:PORT of its metrics; port 8002 of the same host if left out.")
+    ] = None,
+    triton_key: Annotated[
+        str | None, typer.Option(envvar="OMNI_TRITON_KEY", help="Key of a server that restricts its repository API.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = _DEFAULT.host,
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = _DEFAULT.port,
@@ -51,6 +56,7 @@ def frontend(
     try:
         settings = Settings(
             triton=triton, triton_metrics=triton_metrics, host=host, port=port,
+            triton_headers={_KEY_HEADER: triton_key} if triton_key else {},
             aliases=parse_aliases(alias or []), api_keys=tuple(api_key or ()), cors_origins=tuple(cors_origin or ()),
             max_body_bytes=int(max_body_mib * 2**20), max_audio_seconds=max_audio_hours * 3600,
             max_connections=max_connections, max_choices=max_choices,

@@ -29,7 +29,7 @@ class Edge:
         self.decoder: DecoderPool
 
     async def start(self) -> None:
-        self.connection = Connection(self.settings.triton)
+        self.connection = Connection(self.settings.triton, headers=self.settings.triton_headers)
         self.catalog = Catalog(self.connection, self.settings.aliases, self.settings.refresh)
         limits = Limits(max_seconds=self.settings.max_audio_seconds)
         self.decoder = DecoderPool(workers=self.settings.decoders, limits=limits)
@@ -67,17 +67,14 @@ class Edge:
         `fields`: what the pipeline's inputs and params are called in the route's body, for errors that name one.
         """
         context = Context.of(request)
-        responses = cast(
-            AsyncGenerator[Outputs, None],
-            self.connection.stream(
-                pipeline.name,
-                {**inputs, "params": json.dumps(params), "stream": stream},
-                outputs=[name for name in outputs if name in pipeline.outputs],
-                request_id=context.request_id if child is None else f"{context.request_id}-{child}",
-                timeout=self.settings.request_timeout,
-                headers=context.trace,
-            ),
-        )  # fmt: skip
+        responses = self.connection.stream(
+            pipeline.name,
+            {**inputs, "params": json.dumps(params), "stream": stream},
+            outputs=[name for name in outputs if name in pipeline.outputs],
+            request_id=context.request_id if child is None else f"{context.request_id}-{child}",
+            timeout=self.settings.request_timeout,
+            headers=context.trace,
+        )
         try:
             async for response in responses:
                 yield response

@@ -38,6 +38,11 @@ class Piece:
     finish_reason: str | None = None
     usage: dict[str, Any] | None = None
 
+    @property
+    def empty(self) -> bool:
+        """Nothing a client could use: such a response only says that the pipeline works on it."""
+        return not (self.text or self.tokens or self.finish_reason)
+
     @classmethod
     def read(cls, outputs: Outputs, top: int | None) -> Piece:
         tokens = [] if top is None else _tokens(outputs, top)

@@ -15,6 +15,8 @@ class Settings:
     """HOST:PORT of the server's gRPC endpoint."""
     triton_metrics: str | None = None
     """URL of the server's metrics page; by default port 8002 of the same host."""
+    triton_headers: Mapping[str, str] = field(default_factory=dict)
+    """Sent with every gRPC call: the key of a server that restricts its APIs."""
     host: str = "127.0.0.1"
     port: int = 9000
     """0 picks a free one."""

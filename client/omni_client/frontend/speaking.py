@@ -44,6 +44,10 @@ class Voicing:
         return bytes(await in_thread(self._encoder.close))
 
 
+def audible(outputs: Outputs) -> bool:
+    return "audio" in outputs and outputs["audio"].size > 0
+
+
 def usage(outputs: Outputs) -> dict[str, Any] | None:
     """The pipeline's own account, which comes with its last response."""
     if "usage" not in outputs or not outputs["usage"].size:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -51,16 +51,20 @@ def event(data: Mapping[str, Any]) -> bytes:
     return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-async def started(stream: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """The same stream, once its first item is there: until then a failure still has a status of its own."""
+async def started(
+    stream: AsyncGenerator[T, None], begun: Callable[[T], bool] = lambda item: True
+) -> AsyncGenerator[T, None]:
+    """The same stream, once an item with which the answer has `begun` is there: till then a failure has its status."""
+    items: list[T] = []
     try:
-        first = await anext(stream)
-    except StopAsyncIteration:
-        return _chain([], stream)
+        async for item in stream:
+            items.append(item)
+            if begun(item):
+                break
     except BaseException:
         await stream.aclose()
         raise
-    return _chain([first], stream)
+    return _chain(items, stream)
 
 
 async def _chain(items: Sequence[T], stream: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:

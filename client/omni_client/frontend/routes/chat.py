@@ -21,7 +21,7 @@ from omni_client.frontend.edge import Edge, drawn
 from omni_client.frontend.errors import ApiError, refused
 from omni_client.frontend.replies import OUTPUTS, Piece, Reply, Token, finished, total_usage
 from omni_client.frontend.schemas import ChatAudio, ChatRequest
-from omni_client.frontend.speaking import Voicing
+from omni_client.frontend.speaking import Voicing, audible
 from omni_client.frontend.streaming import DONE, Stream, event, merged, started
 
 router = APIRouter(tags=["chat"])
@@ -67,7 +67,9 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     answer = Answer(body, pipeline.name, count, f"chatcmpl-{uuid.uuid4().hex}", int(time.time()))
     headers = {"x-seed": str(seed)}
     if streaming:
-        chunks = answer.stream(request, await started(children))
+        chunks = answer.stream(
+            request, await started(children, lambda child: audible(child[1]) or not Piece.read(child[1], None).empty)
+        )
         return Stream(chunks, "text/event-stream", headers, edge.settings.write_timeout)
     return JSONResponse(await answer.whole(children), headers=headers)
 

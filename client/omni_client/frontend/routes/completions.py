@@ -58,7 +58,7 @@ async def complete(request: Request, body: CompletionRequest) -> Response:
     answer = Answer(body, pipeline.name, count, f"cmpl-{uuid.uuid4().hex}", int(time.time()))
     headers = {"x-seed": str(seed)}
     if body.stream:
-        chunks = answer.stream(request, await started(children))
+        chunks = answer.stream(request, await started(children, lambda child: not Piece.read(child[1], None).empty))
         return Stream(chunks, "text/event-stream", headers, edge.settings.write_timeout)
     return JSONResponse(await answer.whole(children), headers=headers)
 

@@ -16,7 +16,7 @@ from omni_client.frontend.context import Context
 from omni_client.frontend.edge import Edge, drawn
 from omni_client.frontend.errors import refused
 from omni_client.frontend.schemas import SpeechRequest
-from omni_client.frontend.speaking import Voicing, usage
+from omni_client.frontend.speaking import Voicing, audible, usage
 from omni_client.frontend.streaming import Stream, Truncated, event, started
 
 router = APIRouter(tags=["audio"])
@@ -40,7 +40,7 @@ async def speak(request: Request, body: SpeechRequest) -> Response:
         inputs["instructions"] = body.instructions
     seed = drawn(body.seed)
     params: dict[str, Any] = {"speed": body.speed, "seed": seed, **pipeline.voice(body.voice, "voice")}
-    responses = await started(edge.call(request, pipeline, inputs, params, OUTPUTS, FIELDS, stream=True))
+    responses = await started(edge.call(request, pipeline, inputs, params, OUTPUTS, FIELDS, stream=True), audible)
     voicing = Voicing(body.response_format)
     headers = {"x-seed": str(seed)}
     if body.stream_format == "sse":
