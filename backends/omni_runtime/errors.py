@@ -116,6 +116,7 @@ _TRITON: tuple[tuple[re.Pattern[str], type[OmniError]], ...] = (
         InvalidRequest,
     ),
 )
+_INPUT = re.compile(r"input '([^']+)'")
 # gRPC status names, for errors that the transport itself raised.
 _GRPC: dict[str, type[OmniError]] = {
     "INVALID_ARGUMENT": InvalidRequest,
@@ -161,7 +162,8 @@ def parse(text: str, grpc_code: str | None = None) -> OmniError:
         )
     for pattern, kind_of in _TRITON:
         if pattern.search(text):
-            return kind_of(text)
+            named = _INPUT.search(text) if kind_of is InvalidRequest else None
+            return kind_of(text, param=named[1] if named else None)
     return _GRPC.get(grpc_code or "", Internal)(text or grpc_code or "unknown error")
 
 

@@ -45,6 +45,11 @@ def test_tritons_own_messages_are_understood(text, kind):
     assert type(parse(text)).__name__ == kind
 
 
+def test_the_input_that_triton_names_is_the_param():
+    text = "[request id: <id_unknown>] unexpected shape for input 'stream' for model 'x'. Expected [1], got [2]."
+    assert parse(text).param == "stream"
+
+
 def test_a_transport_code_counts_where_the_text_says_nothing():
     assert isinstance(parse("", "UNAVAILABLE"), StageUnavailable)
 
