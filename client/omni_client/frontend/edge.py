@@ -7,11 +7,13 @@ import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
 from omni_runtime import seeds
 from omni_runtime.errors import OmniError
 from omni_runtime.kserve import Connection, Outputs, Value
 from starlette.requests import Request
 
+from omni_client.audio import encode
 from omni_client.decoding import DecoderPool, Limits
 from omni_client.frontend.catalog import Catalog, Pipeline
 from omni_client.frontend.context import Context
@@ -27,16 +29,27 @@ class Edge:
         self.connection: Connection
         self.catalog: Catalog
         self.decoder: DecoderPool
+        self.warming: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         self.connection = Connection(self.settings.triton, headers=self.settings.triton_headers)
         self.catalog = Catalog(self.connection, self.settings.aliases, self.settings.refresh)
         limits = Limits(max_seconds=self.settings.max_audio_seconds)
         self.decoder = DecoderPool(workers=self.settings.decoders, limits=limits)
+        if self.settings.warm:
+            self.warming = asyncio.create_task(self._warm())
 
     async def close(self) -> None:
+        if self.warming is not None:
+            self.warming.cancel()
+            await asyncio.gather(self.warming, return_exceptions=True)
         await self.connection.close()
         await self.decoder.close()
+
+    async def _warm(self) -> None:
+        """The first requests need not pay for what every process pays once. What fails here is told to a request."""
+        await asyncio.to_thread(encode, np.zeros(240, np.float32), 24_000, "mp3")
+        await self.decoder.start()
 
     @staticmethod
     def of(request: Request) -> Edge:

@@ -46,6 +46,8 @@ class Settings:
     """Worker processes that decode media."""
     decoded_rate: int = 16_000
     """Hz to which audio is brought while it is decoded: recognisers work at it, and a long file stays small."""
+    warm: bool = True
+    """Start decoders and load codecs while nobody waits for them."""
     log_format: Literal["json", "text"] = "json"
 
     def __post_init__(self) -> None:

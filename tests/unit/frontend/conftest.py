@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,6 +16,7 @@ import grpc.aio
 import httpx
 import numpy as np
 import pytest
+import pytest_asyncio
 from google.protobuf.json_format import ParseDict
 from omni_client.frontend.server import serve
 from omni_client.frontend.settings import Settings
@@ -267,7 +269,13 @@ async def running(**settings: Any) -> AsyncIterator[Front]:
     await triton.server.start()
     told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
-    given = {"triton": triton.address, "port": 0, "grace": 1.0, "triton_metrics": "http://127.0.0.1:1/metrics"}
+    given = {
+        "triton": triton.address,
+        "port": 0,
+        "grace": 1.0,
+        "triton_metrics": "http://127.0.0.1:1/metrics",
+        "warm": False,
+    }
     server = asyncio.create_task(serve(Settings(**given | settings), told.set_result, stop=stop))
     try:
         await asyncio.wait({server, told}, return_when=asyncio.FIRST_COMPLETED)
@@ -286,10 +294,24 @@ async def running(**settings: Any) -> AsyncIterator[Front]:
         await triton.server.stop(None)
 
 
-@pytest.fixture
-async def front() -> AsyncIterator[Front]:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of a module share a loop, and so a frontend."""
+    for item in items:
+        if pytest_asyncio.is_async_test(item) and item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared() -> AsyncIterator[Front]:
     async with running(aliases={"tts-1": "speaker"}) as front:
         yield front
+
+
+@pytest.fixture
+def front(shared: Front) -> Front:
+    """One frontend for a module's tests; its Triton has been asked nothing yet."""
+    shared.triton.calls.clear()
+    return shared
 
 
 @pytest.fixture

@@ -191,30 +191,34 @@ async def test_models_and_voices(front: Any) -> None:
     ]  # fmt: skip
 
 
-async def test_readiness_is_per_pipeline_and_counts_stages(front: Any) -> None:
-    good = await front.http.get("/health/ready")
-    assert good.status_code == 200 and set(good.json()["pipelines"]) == {"hearer", "speaker", "talker", "writer"}
-    front.triton.unready = {"vocoder"}
-    bad = await front.http.get("/health/ready")
-    assert bad.status_code == 503 and bad.json()["pipelines"]["speaker"]["not_ready"] == ["vocoder"]
-    assert bad.json()["pipelines"]["talker"]["state"] == "degraded"
-    assert (await front.http.get("/health/ready?model=hearer")).status_code == 200
-    assert (await front.http.get("/health/ready?model=tts-1")).status_code == 503
-    check(await front.http.get("/health/ready?model=nothing"), 404, "model_not_found")
-    front.triton.unready = {"speaker"}
-    gone = await front.http.get("/health/ready?model=speaker")
-    assert gone.json()["pipelines"]["speaker"]["state"] == "unavailable"
-    assert check(await front.http.post("/v1/audio/speech", json=SPEECH), 503, "stage_unavailable")["param"] == "model"
+async def test_readiness_is_per_pipeline_and_counts_stages(run: Any) -> None:
+    async with run(aliases={"tts-1": "speaker"}) as front:
+        good = await front.http.get("/health/ready")
+        assert good.status_code == 200 and set(good.json()["pipelines"]) == {"hearer", "speaker", "talker", "writer"}
+        front.triton.unready = {"vocoder"}
+        bad = await front.http.get("/health/ready")
+        assert bad.status_code == 503 and bad.json()["pipelines"]["speaker"]["not_ready"] == ["vocoder"]
+        assert bad.json()["pipelines"]["talker"]["state"] == "degraded"
+        assert (await front.http.get("/health/ready?model=hearer")).status_code == 200
+        assert (await front.http.get("/health/ready?model=tts-1")).status_code == 503
+        check(await front.http.get("/health/ready?model=nothing"), 404, "model_not_found")
+        front.triton.unready = {"speaker"}
+        gone = await front.http.get("/health/ready?model=speaker")
+        assert gone.json()["pipelines"]["speaker"]["state"] == "unavailable"
+        assert (
+            check(await front.http.post("/v1/audio/speech", json=SPEECH), 503, "stage_unavailable")["param"] == "model"
+        )
 
 
-async def test_without_a_triton(front: Any) -> None:
-    await front.triton.server.stop(None)
-    assert (await front.http.get("/health")).json() == {"status": "ok"}
-    assert (await front.http.get("/health/live")).status_code == 200
-    assert (await front.http.get("/health/ready")).status_code == 503
-    check(await front.http.post("/v1/audio/speech", json=SPEECH), 503, "stage_unavailable")
-    check(await front.http.get("/v1/models"), 503, "stage_unavailable")
-    assert (await front.http.get("/version")).json()["triton"] is None
+async def test_without_a_triton(run: Any) -> None:
+    async with run() as front:
+        await front.triton.server.stop(None)
+        assert (await front.http.get("/health")).json() == {"status": "ok"}
+        assert (await front.http.get("/health/live")).status_code == 200
+        assert (await front.http.get("/health/ready")).status_code == 503
+        check(await front.http.post("/v1/audio/speech", json=SPEECH), 503, "stage_unavailable")
+        check(await front.http.get("/v1/models"), 503, "stage_unavailable")
+        assert (await front.http.get("/version")).json()["triton"] is None
 
 
 async def test_metrics_are_joined_with_tritons(run: Any) -> None:
