@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+import signal
 import socket
 from collections.abc import Callable, Iterator
 
@@ -19,11 +20,11 @@ _BACKLOG = 4096
 
 
 class _Server(uvicorn.Server):
-    """Tells when it listens, and leaves the process's signals alone when someone else handles them."""
+    """Tells when it listens, and leaves signals to `serve`."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], own_signals: bool) -> None:
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._ready, self._own_signals = ready, own_signals
+        self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -32,17 +33,13 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        if self._own_signals:
-            with super().capture_signals():
-                yield
-        else:
-            yield
+        yield
 
 
 async def serve(
     settings: Settings, ready: Callable[[str], None] | None = None, *, stop: asyncio.Event | None = None
 ) -> None:
-    """Serves until SIGTERM or SIGINT, or, when `stop` is given, until it is set (signals are then the caller's).
+    """Serves until SIGTERM or SIGINT (a second one does not wait), or, when `stop` is given, until that is set.
 
     `ready` is called with the address, `http://HOST:PORT`, once connections are accepted. After the end is asked for,
     no new connection is accepted and requests in flight have `settings.grace` seconds. OSError when the port is taken.
@@ -56,21 +53,41 @@ async def serve(
             create_app(settings), log_config=None, access_log=False, server_header=False, ws="none", lifespan="on",
             timeout_keep_alive=75, timeout_graceful_shutdown=max(1, round(settings.grace)),
         )  # fmt: skip
-        server = _Server(config, lambda: ready(address) if ready else None, stop is None)
-        waiter = asyncio.create_task(_ask_to_stop(server, stop)) if stop is not None else None
-        try:
-            await server.serve([listener])
-        finally:
-            if waiter is not None:
+        server = _Server(config, lambda: ready(address) if ready else None)
+        with _signals(server) if stop is None else contextlib.nullcontext(stop) as asked:
+            waiter = asyncio.create_task(_end(server, asked))
+            try:
+                await server.serve([listener])
+            finally:
                 waiter.cancel()
                 await asyncio.gather(waiter, return_exceptions=True)
     if not server.started:
         raise RuntimeError("the frontend did not start; its log tells why")
 
 
-async def _ask_to_stop(server: uvicorn.Server, stop: asyncio.Event) -> None:
-    await stop.wait()
+async def _end(server: uvicorn.Server, asked: asyncio.Event) -> None:
+    await asked.wait()
     server.should_exit = True
+
+
+@contextlib.contextmanager
+def _signals(server: uvicorn.Server) -> Iterator[asyncio.Event]:
+    """An event that SIGTERM and SIGINT set."""
+    asked = asyncio.Event()
+
+    def ask() -> None:
+        server.force_exit = asked.is_set()
+        asked.set()
+
+    loop = asyncio.get_running_loop()
+    kinds = (signal.SIGTERM, signal.SIGINT)
+    for kind in kinds:
+        loop.add_signal_handler(kind, ask)
+    try:
+        yield asked
+    finally:
+        for kind in kinds:
+            loop.remove_signal_handler(kind)
 
 
 def _listen(host: str, port: int) -> socket.socket:

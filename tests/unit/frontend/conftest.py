@@ -64,6 +64,7 @@ class Call:
     metadata: dict[str, str]
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     running: asyncio.Event = field(default_factory=asyncio.Event)
+    release: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def params(self) -> dict[str, Any]:
@@ -138,7 +139,7 @@ async def _script(call: Call) -> AsyncIterator[dict[str, Any]]:
         raise errors.InvalidRequest("text is too odd", param="text")
     if "wait" in said and not stream:
         call.running.set()
-        await asyncio.Event().wait()
+        await call.release.wait()
     seed = params.get("seed", 0)
     if call.model == "speaker":
         sentences = [part for part in said.split(".") if part.strip()]
@@ -148,7 +149,7 @@ async def _script(call: Call) -> AsyncIterator[dict[str, Any]]:
                 raise errors.StageUnavailable("the vocoder died", stage="vocoder")
             if k and "wait" in said:
                 call.running.set()
-                await asyncio.Event().wait()
+                await call.release.wait()
             account = {"input_tokens": len(said), "output_tokens": 9, "total_tokens": len(said) + 9}
             audio = np.full(2400, level, np.float32)
             yield {
@@ -188,7 +189,7 @@ async def _script(call: Call) -> AsyncIterator[dict[str, Any]]:
             last = k == len(groups) - 1
             if k and "wait" in said:
                 call.running.set()
-                await asyncio.Event().wait()
+                await call.release.wait()
             if k and "break" in said:
                 raise errors.StageUnavailable("the language model died", stage="language_model")
             outputs: dict[str, Any] = {
@@ -261,6 +262,15 @@ class Front:
 
     def last(self) -> Call:
         return self.triton.calls[-1]
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def triton() -> AsyncIterator[Triton]:
+    """The scripted server alone, for a frontend in a process of its own."""
+    triton = Triton()
+    await triton.server.start()
+    yield triton
+    await triton.server.stop(None)
 
 
 @asynccontextmanager
