@@ -16,8 +16,8 @@ from omni_build.target import ARGUMENTS
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Resident bytes of one stub process beside its weights, measured with the pip server 2.51 on x86-64.
-_PROCESS = {"omni_ar": 400 << 20, "omni_module": 160 << 20}
-_SCRIPT = 110 << 20
+_PROCESS = {"omni_ar": 480 << 20, "omni_module": 200 << 20}
+_SCRIPT = 80 << 20
 
 
 @dataclass(frozen=True)

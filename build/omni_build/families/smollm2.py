@@ -7,7 +7,6 @@
 """
 
 import json
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,10 +130,9 @@ def _config(reader: Any) -> dict[str, Any]:
 
 
 def _tokenizer(gguf: Path, folder: Path) -> None:
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, local_files_only=True)
     tokenizer.save_pretrained(folder)
 
 
