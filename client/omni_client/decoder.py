@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,10 +29,14 @@ Source = bytes | bytearray | memoryview | str | os.PathLike[str] | BinaryIO
 # Playlists, concat scripts and the like would make FFmpeg open other files and addresses: only plain containers.
 _CONTAINERS = "wav,w64,flac,mp3,ogg,mov,mp4,m4a,3gp,3g2,matroska,webm,aac,aiff,caf"
 _OPTIONS = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "pipe"}
-_SCALE = {"u1": 128.0, "i2": 32768.0, "i4": 2147483648.0, "i8": 9223372036854775808.0}
+_DTYPES = {"u8": np.uint8, "s16": np.int16, "s32": np.int32, "s64": np.int64, "flt": np.float32, "dbl": np.float64}
+# Bytes of a sample: its value of silence and of full scale.
+_INTEGERS = {1: (128.0, 128.0), 2: (0.0, 2.0**15), 4: (0.0, 2.0**31), 8: (0.0, 2.0**63)}
+_MAX_CHANNELS = 8
 # Containers whose header states how long the audio is.
 _STATED = ("flac", "mov", "matroska", "caf")
 _BLOCK = 65_536
+_TOO_MUCH_MEMORY = "needs too much memory to decode"
 # A stream that starts in the middle has a few undecodable packets; more than this share is a damaged file.
 _DAMAGED_SHARE = 0.05
 _SHORT_SECONDS = 0.1
@@ -62,6 +67,8 @@ class Decoder:
             self._stream: Any = self._container.streams.audio[0] if self._container.streams.audio else None
             if self._stream is None:
                 raise self._refuse("has no audio in it")
+            if self._stream.codec_context is None:
+                raise self._refuse("is in a codec that is not known")
             self.source_rate: int = self._stream.codec_context.sample_rate or 0
             self._check_rate(self.source_rate)
         except BaseException:
@@ -75,8 +82,10 @@ class Decoder:
         try:
             resample = self.sample_rate != self.source_rate
             stream = soxr.ResampleStream(self.source_rate, self.sample_rate, 1, dtype="float32") if resample else None
-            for block in self._blocks():
-                yield block if stream is None else stream.resample_chunk(block)
+            # Closed from the inside out: PyAV must not demux from a container that is gone.
+            with closing(self._blocks()) as blocks:
+                for block in blocks:
+                    yield block if stream is None else stream.resample_chunk(block)
             if stream is not None:
                 yield stream.resample_chunk(np.zeros(0, np.float32), last=True)
         finally:
@@ -91,49 +100,51 @@ class Decoder:
     def _open_container(self) -> Any:
         try:
             return av.open(self._file, "r", options=_OPTIONS, metadata_errors="ignore")
-        except MemoryError:
-            raise
+        except MemoryError as error:
+            raise self._refuse(_TOO_MUCH_MEMORY) from error
         except (av.FFmpegError, ValueError, UnicodeError) as error:
             raise self._refuse("is not audio in a known format, or is cut short") from error
 
-    def _blocks(self) -> Iterator[Samples]:
+    def _blocks(self) -> Generator[Samples, None, None]:
         """Mono blocks at the file's own rate, of at most 64 Ki samples or one frame, checked."""
         pending: list[Samples] = []
         waiting = total = 0
         limit = int(self._max_seconds * self.source_rate)
-        for frame in self._frames():
-            if frame.sample_rate != self.source_rate:
-                raise self._refuse(f"changes its sample rate from {self.source_rate} to {frame.sample_rate} Hz")
-            total += frame.samples
-            if total > limit:
-                raise self._refuse(f"is longer than the limit of {self._max_seconds:g} seconds")
-            pending.append(self._mono(frame))
-            waiting += frame.samples
-            if waiting >= _BLOCK:
-                yield self._join(pending)
-                pending, waiting = [], 0
+        with closing(self._frames()) as frames:
+            for frame in frames:
+                if frame.sample_rate != self.source_rate:
+                    raise self._refuse(f"changes its sample rate from {self.source_rate} to {frame.sample_rate} Hz")
+                total += frame.samples
+                if total > limit:
+                    raise self._refuse(f"is longer than the limit of {self._max_seconds:g} seconds")
+                pending.append(self._mono(frame))
+                waiting += frame.samples
+                if waiting >= _BLOCK:
+                    yield self._join(pending)
+                    pending, waiting = [], 0
         if total == 0:
             raise self._refuse("holds no audio that can be decoded")
         self._check_length(total)
         if pending:
             yield self._join(pending)
 
-    def _frames(self) -> Iterator[Any]:
+    def _frames(self) -> Generator[Any, None, None]:
         packets = damaged = 0
         last_failed = False
         try:
-            for packet in self._container.demux(self._stream):
-                packets += 1
-                try:
-                    frames = packet.decode()
-                except av.InvalidDataError:
-                    damaged, last_failed = damaged + 1, True
-                    continue
-                if packet.size:
-                    last_failed = False
-                yield from frames
-        except MemoryError:
-            raise
+            with closing(self._container.demux(self._stream)) as demuxed:
+                for packet in demuxed:
+                    packets += 1
+                    try:
+                        frames = packet.decode()
+                    except av.InvalidDataError:
+                        damaged, last_failed = damaged + 1, True
+                        continue
+                    if packet.size:
+                        last_failed = False
+                    yield from frames
+        except MemoryError as error:
+            raise self._refuse(_TOO_MUCH_MEMORY) from error
         except av.FFmpegError as error:
             raise self._truncated() from error
         if last_failed:
@@ -142,15 +153,22 @@ class Decoder:
             raise self._refuse("is damaged: much of it cannot be decoded")
 
     def _mono(self, frame: Any) -> Samples:
-        raw: NDArray[Any] = frame.to_ndarray()
         channels = frame.layout.nb_channels
-        if not frame.format.is_planar:
-            raw = raw.reshape(-1, channels).T
-        if raw.dtype.kind == "f":
-            samples = raw.astype(np.float32, copy=False)
+        if channels > _MAX_CHANNELS:
+            raise self._refuse(f"has {channels} channels; at most {_MAX_CHANNELS} are mixed down")
+        dtype = _DTYPES[frame.format.name.removesuffix("p")]
+        # Not `to_ndarray`: it reads planes that are not there when a damaged file changes its layout.
+        if frame.format.is_planar:
+            planes = frame.planes[:channels]
+            raw = np.stack([np.frombuffer(plane, dtype, frame.samples) for plane in planes])
         else:
-            offset = 128.0 if raw.dtype == np.uint8 else 0.0
-            samples = ((raw.astype(np.float64) - offset) / _SCALE[raw.dtype.str[1:]]).astype(np.float32)
+            raw = np.frombuffer(frame.planes[0], dtype, frame.samples * channels).reshape(-1, channels).T
+        if raw.dtype.kind == "f":
+            with np.errstate(over="ignore"):  # infinity is refused below
+                samples = raw.astype(np.float32, copy=True)
+        else:
+            zero, scale = _INTEGERS[raw.dtype.itemsize]
+            samples = ((raw.astype(np.float64) - zero) / scale).astype(np.float32)
         mono: Samples = samples[0] if channels == 1 else samples.mean(axis=0, dtype=np.float32)
         return mono
 

@@ -49,7 +49,8 @@ def decode(request: dict[str, Any], source: int, target: int, limits: Limits) ->
                 samples.write(block.tobytes())
         return {"samples": written // 4, "sample_rate": decoder.sample_rate}
     except OmniError as error:
-        return {"type": type(error).__name__, "message": error.message}
+        reason = "memory" if isinstance(error.__cause__, MemoryError) else ""
+        return {"type": type(error).__name__, "message": error.message, "reason": reason}
     except MemoryError:
         return {"type": "InvalidRequest", "message": "the audio needs too much memory to decode", "reason": "memory"}
     except Exception as error:

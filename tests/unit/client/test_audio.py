@@ -163,7 +163,7 @@ def test_files_a_person_has(kind: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(heard, audio.decode(path.read_bytes())[0])
 
 
-@pytest.mark.parametrize("channels", [2, 6])
+@pytest.mark.parametrize("channels", [2, 6, 8])
 def test_channels_are_averaged(channels: int) -> None:
     gains = np.linspace(0.2, 1, channels, dtype=np.float32)
     heard, _ = audio.decode(written(tone()[:, None] * gains, 24_000, "WAV", "FLOAT"))
@@ -185,6 +185,12 @@ BAD = {
     "a low rate": (raw_wav(3_999, np.zeros(8_000, np.int16)), "3999 Hz"),
     "a high rate": (raw_wav(384_001, np.zeros(8_000, np.int16)), "384001 Hz"),
     "no samples": (audio.encode(np.zeros(0, np.float32), 24_000, "wav"), "no audio"),
+    "an unknown codec": (
+        audio.wav_header(24_000, 9_000)[:20] + b"\x99\x99" + audio.wav_header(24_000, 9_000)[22:] + bytes(9_000),
+        "codec that is not known",
+    ),
+    "nine channels": (written(np.zeros((9_000, 9), np.float32), 24_000, "WAV", "FLOAT"), "9 channels"),
+    "doubles beyond float": (written(np.float64([0, 1e300] * 5_000), 24_000, "WAV", "DOUBLE"), "finite"),
     "a header alone": (audio.encode(tone(), 24_000, "wav")[:40], "cut short"),
 }
 
