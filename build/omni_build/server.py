@@ -116,7 +116,7 @@ exec {shlex.quote(str(server.binary))} "$@"
 def _on_path(search: str) -> Path | None:
     for entry in search.split(os.pathsep):
         candidate = Path(entry or ".") / "tritonserver"
-        if candidate.is_file() and os.access(candidate, os.X_OK) and not _is_wrapper(candidate):
+        if candidate.is_file() and os.access(candidate, os.R_OK | os.X_OK) and not _is_wrapper(candidate):
             binary = candidate.resolve()
             # The wheel's own binary, linked onto PATH, still needs the wheel's environment.
             if binary.parts[-4:] != ("pytriton", "tritonserver", "bin", "tritonserver"):
