@@ -40,12 +40,13 @@ $(STAMP): pyproject.toml constraints.txt
 		"apt-get install -y python3.11 python3.11-venv libpython3.11" >&2; exit 1; fi
 	@$(PYTHON) client/omni_client/launch/machine.py
 	@test -x $(BIN)/python || { echo "Making $(VENV) with $$($(PYTHON) -V)"; $(PYTHON) -m venv $(VENV); }
+	@# Without compiling: what is used is compiled on first import, which is a fraction of it.
 	@# torch alone and first: only this page is asked of TORCH_INDEX, and one that cannot be reached costs seconds.
 	@if ! $(BIN)/python -c 'import torch' 2>/dev/null; then echo "Installing torch from $(TORCH_INDEX)"; \
-		$(BIN)/pip install --no-deps --retries 1 --timeout 15 --extra-index-url $(TORCH_INDEX) -c constraints.txt torch 2>&1 \
+		$(BIN)/pip install --no-compile --no-deps --retries 1 --timeout 15 --extra-index-url $(TORCH_INDEX) -c constraints.txt torch 2>&1 \
 		| awk "$$PIP_PROGRESS"; fi
 	@echo "Installing triton-omni[$(EXTRAS)]"
-	@$(BIN)/pip install -c constraints.txt -e '.[$(EXTRAS)]' 2>&1 | awk "$$PIP_PROGRESS"
+	@$(BIN)/pip install --no-compile -c constraints.txt -e '.[$(EXTRAS)]' 2>&1 | awk "$$PIP_PROGRESS"
 	@$(BIN)/python -m omni_build.server wrapper >/dev/null
 	@echo "Installed: $$(du -sh $(VENV) | cut -f1) in $(VENV), torch $$($(BIN)/pip show torch 2>/dev/null | sed -n 's/^Version: //p')"
 	@touch $@
