@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from omni_runtime.errors import InvalidRequest
 
 from omni_client.encoder import MAX_RATE, MIN_RATE
-from omni_client.headers import is_cut_short, states_length
+from omni_client.headers import is_cut_short, mp3_frame_bytes, states_length
 
 MAX_SECONDS = 7_200.0
 Samples = NDArray[np.float32]
@@ -131,6 +131,7 @@ class Decoder:
     def _frames(self) -> Generator[Any, None, None]:
         packets = damaged = 0
         last_failed = False
+        mp3 = self._container.format.name == "mp3"
         try:
             with closing(self._container.demux(self._stream)) as demuxed:
                 for packet in demuxed:
@@ -141,7 +142,8 @@ class Decoder:
                         damaged, last_failed = damaged + 1, True
                         continue
                     if packet.size:
-                        last_failed = False
+                        # The decoder takes half an mp3 frame without a word; only the last one can be cut.
+                        last_failed = mp3 and packet.size < (mp3_frame_bytes(bytes(packet)[:4]) or 0)
                     yield from frames
         except MemoryError as error:
             raise self._refuse(_TOO_MUCH_MEMORY) from error

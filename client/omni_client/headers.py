@@ -10,6 +10,10 @@ from typing import BinaryIO
 _OPEN_ENDED = 0x7FFF0000
 _HEAD = 4_096
 _OGG_PAGE = 65_307
+# Layer III, by the header's index (ISO 11172-3 and 13818-3).
+_KILOBITS_MPEG1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0)
+_KILOBITS_MPEG2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0)
+_MPEG1_RATES = {0: 44_100, 1: 48_000, 2: 32_000}
 
 
 def is_cut_short(file: BinaryIO, size: int) -> bool:
@@ -39,6 +43,18 @@ def states_length(file: BinaryIO) -> bool:
     frame = file.read(_HEAD)
     file.seek(0)
     return b"Xing" in frame or b"Info" in frame
+
+
+def mp3_frame_bytes(header: bytes) -> int | None:
+    """The frame length that a 4-byte MPEG layer III header states; None for another header, or a free bit rate."""
+    if len(header) < 4 or header[0] != 0xFF or header[1] & 0xE6 != 0xE2:
+        return None
+    first = header[1] >> 3 & 3 == 3
+    kilobits = (_KILOBITS_MPEG1 if first else _KILOBITS_MPEG2)[header[2] >> 4]
+    rate = _MPEG1_RATES.get(header[2] >> 2 & 3, 0) >> {3: 0, 2: 1, 0: 2}.get(header[1] >> 3 & 3, 0)
+    if not kilobits or not rate:
+        return None
+    return (144 if first else 72) * kilobits * 1000 // rate + (header[2] >> 1 & 1)
 
 
 def _wav_is_cut_short(file: BinaryIO, size: int) -> bool:
