@@ -9,7 +9,7 @@ import sys
 import time
 import uuid
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -86,12 +86,17 @@ class TextFormatter(logging.Formatter):
         return f"{super().format(record)} {fields}".rstrip()
 
 
+class _Output(logging.StreamHandler[TextIO]):
+    """Ours, so that a second frontend in the process replaces it and leaves other handlers alone."""
+
+
 def configure_logs(log_format: str) -> None:
-    """Sends the frontend's and uvicorn's records to stderr in the chosen form."""
-    handler = logging.StreamHandler(sys.stderr)
+    """Sends the frontend's records, and what uvicorn warns of, to stderr in the chosen form."""
+    handler = _Output(sys.stderr)
     text = TextFormatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(JsonFormatter() if log_format == "json" else text)
-    for name in ("omni_client.frontend", "uvicorn", "uvicorn.error"):
+    for name, level in (("omni_client.frontend", logging.INFO), ("uvicorn", logging.WARNING)):
         log = logging.getLogger(name)
-        log.handlers, log.propagate = [handler] if name != "uvicorn.error" else [], name == "uvicorn.error"
-        log.setLevel(logging.INFO if name == "omni_client.frontend" else logging.WARNING)
+        log.handlers = [other for other in log.handlers if not isinstance(other, _Output)] + [handler]
+        log.propagate = False
+        log.setLevel(level)

@@ -46,7 +46,7 @@ async def serve(
     """
     configure_logs(settings.log_format)
     _allow_files()
-    with _listen(settings.host, settings.port) as listener:
+    with _listen(settings.host, settings.port, settings.write_timeout) as listener:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         address = f"http://{host}:{listener.getsockname()[1]}"
         config = uvicorn.Config(
@@ -90,11 +90,14 @@ def _signals(server: uvicorn.Server) -> Iterator[asyncio.Event]:
             loop.remove_signal_handler(kind)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, unread: float) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # Accepted connections inherit it: a client that neither reads nor leaves does not keep its connection.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * unread))
         listener.bind((host, port))
         listener.listen(_BACKLOG)
     except BaseException:

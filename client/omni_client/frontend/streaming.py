@@ -8,8 +8,11 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+from omni_client.frontend.context import Context
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
@@ -41,7 +44,10 @@ class Stream(Response):
                     if chunk:
                         async with asyncio.timeout(self.write_timeout):
                             await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            except (Truncated, TimeoutError):
+            except Truncated:
+                return
+            except TimeoutError:
+                Context.of(Request(scope)).fields["error"] = f"the client read nothing for {self.write_timeout:g} s"
                 return
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -138,6 +138,19 @@ async def test_a_body_that_does_not_arrive_is_given_up(run: Any) -> None:
         assert answer.startswith(b"HTTP/1.1 408") and b"request_timeout" in answer
 
 
+async def test_a_client_that_does_not_read_is_given_up(run: Any, access_log: Any) -> None:
+    async with run(write_timeout=0.2) as front, asyncio.timeout(60):
+        body = json.dumps(SPEECH | {"input": "One." * 5000}).encode()
+        head = f"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+        host, port = front.address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as deaf:
+            await asyncio.to_thread(deaf.sendall, head.encode() + b"content-type: application/json\r\n\r\n" + body)
+            line = await access_log.get()
+            assert line["complete"] is False and "read nothing" in line["error"]
+            await front.last().cancelled.wait()
+        assert (await front.http.post("/v1/audio/speech", json=SPEECH)).status_code == 200
+
+
 async def test_thousands_of_connections_get_200_or_429(run: Any) -> None:
     """All are open at once, more than the limit run at once, and each gets its answer."""
     limit, count = 64, 2000
