@@ -245,6 +245,8 @@ class Stack:
         where = await edge.address(reader, EDGE_SECONDS)
         if where is None:
             raise Internal(f"the frontend did not start; its last lines ({self._edge_log}):\n{_tail(self._edge_log)}")
+        # An address to call, not the one that stands for all.
+        where = where.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
         self.addresses["openai"] = f"{where}/v1"
 
 
