@@ -21,8 +21,8 @@ SPEECH = Path(__file__).parents[2] / "data" / "question.wav"
 
 @dataclass(frozen=True)
 class Subject:
-    """One model. ``compare`` names the outputs of ``short`` and how far they may differ (0: not at all); ``long`` runs for
-    seconds; ``bad`` maps a field to inputs that are refused with its name."""
+    """One model. ``compare`` names the outputs of ``short`` and how far they may differ (0: not at all); ``long`` runs
+    for seconds; ``bad`` maps a field to inputs that are refused with its name."""
 
     name: str
     short: Mapping[str, Any]

@@ -80,9 +80,7 @@ async def test_rule_4_a_client_who_leaves_ends_the_work(model, subject):
 @on(LOOPS)
 async def test_rule_4_an_id_of_several_requests_is_refused(model, subject):
     twins = [asyncio.create_task(model.chunks(subject.long, request_id="twin")) for _ in range(2)]
-    async with asyncio.timeout(30):
-        while (await model.control("status"))["running"] < 2:
-            await asyncio.sleep(0.02)
+    await counted(model, "running", 2)
     error = await model.refusal({"control": "stop", "control_id": "twin"})
     assert (type(error).__name__, error.param) == ("InvalidRequest", "control_id")
     for twin in twins:
@@ -188,9 +186,7 @@ async def test_rule_13_only_what_is_requested_is_sent(model, subject):
 async def test_rule_15_what_is_too_much_is_refused_and_control_is_answered(model, subject):
     async with limited(model, max_running=1, max_waiting=2):
         callers = [asyncio.create_task(model.chunks(subject.long, request_id=str(index))) for index in range(3)]
-        async with asyncio.timeout(30):
-            while (await model.control("status"))["waiting"] < 2:
-                await asyncio.sleep(0.02)
+        await counted(model, "waiting", 2)
         error = await model.refusal(subject.short)
         assert type(error).__name__ == "Overloaded"
         assert error.retry_after >= 1
@@ -211,6 +207,15 @@ async def test_rule_15_a_modules_queue_is_bounded(model, subject):
         kinds = {type(answer).__name__ for answer in answers}
         assert kinds == {"dict", "Overloaded"}
     await model.one(subject.short)
+
+
+async def counted(model, state, count):
+    """Wait until ``count`` requests are ``state``."""
+    async with asyncio.timeout(30):
+        while True:
+            if (await model.control("status"))[state] >= count:
+                return
+            await asyncio.sleep(0.02)
 
 
 async def running(model, label):

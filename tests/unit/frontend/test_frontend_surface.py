@@ -129,6 +129,20 @@ async def test_a_body_above_the_limit_is_refused_early(run: Any) -> None:
         assert (await front.http.post("/v1/audio/speech", json=SPEECH)).status_code == 200
 
 
+async def test_bodies_share_a_limit(run: Any) -> None:
+    waiting = {"model": "writer", "messages": [{"role": "user", "content": "wait" + " " * 5000}]}
+    async with run(max_held_bytes=8_000) as front, asyncio.timeout(30):
+        task = asyncio.create_task(front.http.post("/v1/chat/completions", json=waiting))
+        await front.triton.called(1)
+        busy = await front.http.post("/v1/chat/completions", json=waiting)
+        assert check(busy, 429, "overloaded")["type"] == "rate_limit_error" and busy.headers["retry-after"] == "1"
+        assert (await front.http.post("/v1/audio/speech", json=SPEECH)).status_code == 200
+        task.cancel()
+        await front.triton.calls[0].cancelled.wait()
+        large = SPEECH | {"input": "One." + " " * 5000}
+        assert (await front.http.post("/v1/audio/speech", json=large)).status_code == 200
+
+
 async def test_a_body_that_does_not_arrive_is_given_up(run: Any) -> None:
     async with run(body_timeout=0.2) as front:
         reader, writer = await asyncio.open_connection(*front.address.removeprefix("http://").split(":"))

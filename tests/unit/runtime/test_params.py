@@ -10,7 +10,9 @@ from omni_runtime.speech import SpeechParams
 
 
 def asked(params=None, **parameters):
-    request = request_of({} if params is None else {"params": params if isinstance(params, str) else json.dumps(params)})
+    request = request_of(
+        {} if params is None else {"params": params if isinstance(params, str) else json.dumps(params)}
+    )
     return Request(inputs=request.inputs, transport=request.transport, parameters=parameters)
 
 
