@@ -47,7 +47,9 @@ def create_app(settings: Settings) -> FastAPI:
     surrounds.append(Middleware(Admit, limit=settings.max_connections, metrics=metrics))
     if settings.api_keys:
         surrounds.append(Middleware(Authenticate, keys=settings.api_keys))
-    surrounds.append(Middleware(Attend, limit=settings.max_body_bytes, timeout=settings.body_timeout))
+    surrounds.append(
+        Middleware(Attend, limit=settings.max_body_bytes, total=settings.max_held_bytes, timeout=settings.body_timeout)
+    )
     app = FastAPI(
         title="Triton-Omni",
         description="OpenAI's routes over pipelines on a Triton Inference Server.",

@@ -35,6 +35,7 @@ def frontend(
     ] = None,
     cors_origin: Annotated[list[str] | None, typer.Option(help="Origin allowed in browsers. Repeatable.")] = None,
     max_body_mib: Annotated[float, typer.Option(help="Largest request body.")] = 25.0,
+    max_held_mib: Annotated[float, typer.Option(help="All request bodies in memory at once; others get 429.")] = 1024.0,
     max_audio_hours: Annotated[float, typer.Option(help="Longest decoded audio of a request.")] = 2.0,
     max_connections: Annotated[
         int, typer.Option(help="Requests answered at once; others get 429.")
@@ -58,7 +59,8 @@ def frontend(
             triton=triton, triton_metrics=triton_metrics, host=host, port=port,
             triton_headers={_KEY_HEADER: triton_key} if triton_key else {},
             aliases=parse_aliases(alias or []), api_keys=tuple(api_key or ()), cors_origins=tuple(cors_origin or ()),
-            max_body_bytes=int(max_body_mib * 2**20), max_audio_seconds=max_audio_hours * 3600,
+            max_body_bytes=int(max_body_mib * 2**20), max_held_bytes=int(max_held_mib * 2**20),
+            max_audio_seconds=max_audio_hours * 3600,
             max_connections=max_connections, max_choices=max_choices,
             request_timeout=request_timeout, body_timeout=body_timeout, write_timeout=write_timeout,
             refresh=refresh, grace=grace, decoders=decoders, log_format="text" if log_format == "text" else "json",

@@ -126,31 +126,36 @@ class Authenticate:
 class Attend:
     """Reads the body, up to a limit, then runs the route until its end or until the client is gone.
 
-    A client that leaves cancels the route's task, and with it the calls to Triton, whether or not it streams.
+    A client that leaves cancels the route's task, and with it the calls to Triton, whether or not it streams. All
+    bodies together may hold `total` bytes.
     """
 
-    def __init__(self, app: ASGIApp, limit: int, timeout: float) -> None:
-        self.app, self.limit, self.timeout = app, limit, timeout
+    def __init__(self, app: ASGIApp, limit: int, total: int, timeout: float) -> None:
+        self.app, self.limit, self.total, self.timeout, self.held = app, limit, total, timeout, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        parts: list[bytes] = []
         try:
-            body = await self._read(scope, receive)
-        except ApiError as error:
-            await self._refuse(error, receive, send)
-            return
-        if body is None:
-            return
+            try:
+                complete = await self._read(scope, receive, parts)
+            except ApiError as error:
+                await self._refuse(error, receive, send)
+                return
+            if complete:
+                await self._run(scope, receive, send, b"".join(parts))
+        finally:
+            self.held -= sum(map(len, parts))
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
         gone = asyncio.Event()
-        delivered = False
+        waiting = [body]
 
         async def replay() -> Message:
-            nonlocal delivered
-            if not delivered:
-                delivered = True
-                return {"type": "http.request", "body": body, "more_body": False}
+            if waiting:
+                return {"type": "http.request", "body": waiting.pop(), "more_body": False}
             await gone.wait()
             return {"type": "http.disconnect"}
 
@@ -177,34 +182,38 @@ class Attend:
         await send({"type": "http.response.start", "status": error.status, "headers": response.raw_headers})
         await send({"type": "http.response.body", "body": response.body, "more_body": True})
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LINGER if error.status == 413 else 0):
+            async with asyncio.timeout(0 if error.status == 408 else _LINGER):
                 message = await receive()
                 while message["type"] == "http.request" and message.get("more_body", False):
                     message = await receive()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The body; None when the client left before its end. Raises ApiError 413, 408."""
+    async def _read(self, scope: Scope, receive: Receive, parts: list[bytes]) -> bool:
+        """The body into `parts`; False when the client left before its end. Raises ApiError 413, 429, 408."""
         # Closing is the one way to stop a client that is still sending.
         closing = {"connection": "close"}
         large = ApiError(413, f"the body is larger than {self.limit} bytes", code="body_too_large", headers=closing)
         stated = Headers(scope=scope).get("content-length", "0")
         if stated.isdigit() and int(stated) > self.limit:
             raise large
-        parts: list[bytes] = []
-        total = 0
+        size = 0
         try:
             async with asyncio.timeout(self.timeout):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        return None
-                    total += len(message.get("body", b""))
-                    if total > self.limit:
+                        return False
+                    part = message.get("body", b"")
+                    size += len(part)
+                    if size > self.limit:
                         raise large
-                    parts.append(message.get("body", b""))
+                    if self.held + len(part) > self.total:
+                        full = "the bodies of other requests fill the memory set aside for them: try again"
+                        raise ApiError(429, full, code="overloaded", headers=closing)
+                    self.held += len(part)
+                    parts.append(part)
                     if not message.get("more_body", False):
-                        return b"".join(parts)
+                        return True
         except TimeoutError:
             raise ApiError(
                 408, f"the body did not arrive within {self.timeout:g} s", code="request_timeout", headers=closing

@@ -26,6 +26,8 @@ class Settings:
     """Empty: everyone may call."""
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = 25 * 2**20
+    max_held_bytes: int = 1 << 30
+    """All bodies in memory at once; a request beyond it gets 429."""
     max_audio_seconds: float = 7200.0
     """Longest audio, decoded, in one request."""
     max_connections: int = 256
@@ -52,7 +54,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         positive = (
-            "max_body_bytes", "max_audio_seconds", "max_connections", "max_choices",
+            "max_body_bytes", "max_held_bytes", "max_audio_seconds", "max_connections", "max_choices",
             "request_timeout", "body_timeout", "write_timeout", "decoders", "decoded_rate",
         )  # fmt: skip
         for name in positive:
