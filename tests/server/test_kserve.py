@@ -1,4 +1,4 @@
-"""KServe v2 as others speak it: JSON on /generate and /generate_stream, tritonclient's streams, perf_analyzer's file."""
+"""KServe v2 as others speak it: JSON on /generate, tritonclient's streams, perf_analyzer's file."""
 
 import json
 import queue
