@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import re
 import wave
+from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import openai
+import psutil
 import pytest
 
 SAID = "The quick brown fox jumps over the lazy dog."
@@ -75,6 +79,29 @@ def test_silence_has_no_text(client: Any) -> None:
         model="whisper", file=("a.wav", wav(np.zeros(48_000), 16_000)), response_format="verbose_json"
     )
     assert answer.text == "" and answer.segments == [] and answer.duration == pytest.approx(3.0, abs=0.01)
+
+
+def test_an_hour_of_silence_has_no_text(client: Any, stack: Any, record_property: Any) -> None:
+    file = io.BytesIO()
+    with av.open(file, "w", format="flac") as container:
+        stream = container.add_stream("flac", rate=48_000)
+        stream.codec_context.layout, stream.codec_context.format = "stereo", "s16"
+        second = np.zeros((1, 2 * 48_000), np.int16)
+        for k in range(3_600):
+            frame = av.AudioFrame.from_ndarray(second, format="s16", layout="stereo")
+            frame.sample_rate, frame.pts = 48_000, k * 48_000
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    answer = client.audio.transcriptions.create(
+        model="whisper", file=("hour.flac", file.getvalue()), response_format="verbose_json"
+    )
+    assert answer.text == "" and answer.duration == pytest.approx(3600, abs=0.1)
+    if stack.pid:
+        for process in [psutil.Process(stack.pid), *psutil.Process(stack.pid).children(recursive=True)]:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            peak = int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) // 1024
+            record_property(f"peak_mib {process.pid} {process.name()}", peak)
+            print(f"peak of {process.name()} ({process.pid}): {peak} MiB")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from omni_client.frontend.context import JsonFormatter
+from omni_client.frontend.server import _listen
 from omni_client.frontend.settings import Settings, parse_aliases
 
 SPEECH = {"model": "speaker", "input": "One.", "response_format": "pcm"}
@@ -280,6 +281,16 @@ async def test_version_and_documentation(front: Any) -> None:
     schema = (await front.http.get("/openapi.json")).json()
     assert set(POSTS) < set(schema["paths"])
     assert "stop" in schema["components"]["schemas"]["ChatRequest"]["properties"]
+
+
+def test_small_chunks_leave_at_once_and_unread_ones_end() -> None:
+    """asyncio turns Nagle's algorithm off only on sockets that name their protocol; accepted ones take it over."""
+    with _listen("127.0.0.1", 0, 5.0) as listener, socket.create_connection(listener.getsockname()):
+        listener.setblocking(True)
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.proto == socket.IPPROTO_TCP
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 5000
 
 
 async def test_a_taken_port_is_an_error(run: Any) -> None:

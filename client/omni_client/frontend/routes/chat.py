@@ -106,7 +106,8 @@ class Answer:
             async for k, outputs in children:
                 self.replies[k].add(Piece.read(outputs, self.top))
                 if self.body.speaks:
-                    self.replies[k].audio += await self.voicings[k].push(outputs)
+                    for spoken in self.voicings[k].pieces(outputs):
+                        self.replies[k].audio += await self.voicings[k].push(spoken)
         choices = []
         for k, reply in enumerate(self.replies):
             message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
@@ -114,8 +115,8 @@ class Answer:
                 reply.audio += await self.voicings[k].close(_SILENT)
                 data = base64.b64encode(reply.audio).decode()
                 # Nothing is kept, so the reference expires at once; the transcript is what a next turn needs.
-                spoken = {"id": self.audio_id(k), "data": data, "expires_at": self.created, "transcript": reply.text}
-                message |= {"content": None, "audio": spoken}
+                audio = {"id": self.audio_id(k), "data": data, "expires_at": self.created, "transcript": reply.text}
+                message |= {"content": None, "audio": audio}
             reason = finished(reply, self.model)
             logprobs = None if self.top is None else {"content": _logprobs(reply.tokens), "refusal": None}
             choices.append({"index": k, "message": message, "logprobs": logprobs, "finish_reason": reason})
@@ -134,8 +135,9 @@ class Answer:
                     self.replies[k].add(piece)
                     if piece.text or piece.tokens:
                         yield self.chunk(k, self.written(piece.text), tokens=piece.tokens)
-                    if self.body.speaks and (data := await self.voicings[k].push(outputs)):
-                        yield self.chunk(k, _spoken(data))
+                    for spoken in self.voicings[k].pieces(outputs) if self.body.speaks else ():
+                        if data := await self.voicings[k].push(spoken):
+                            yield self.chunk(k, _spoken(data))
                 for k, reply in enumerate(self.replies):
                     if self.body.speaks:
                         if data := await self.voicings[k].close(_SILENT):

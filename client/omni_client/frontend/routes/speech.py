@@ -56,7 +56,8 @@ async def _bytes(
     async with aclosing(responses):
         try:
             async for outputs in responses:
-                yield await voicing.push(outputs)
+                for piece in voicing.pieces(outputs):
+                    yield await voicing.push(piece)
             yield await voicing.close()
         except Exception as error:
             Context.of(request).fail(error)
@@ -71,8 +72,9 @@ async def _events(
         try:
             async for outputs in responses:
                 account = usage(outputs) or account
-                if audio := await voicing.push(outputs):
-                    yield _delta(audio)
+                for piece in voicing.pieces(outputs):
+                    if audio := await voicing.push(piece):
+                        yield _delta(audio)
             if audio := await voicing.close():
                 yield _delta(audio)
             yield event({"type": "speech.audio.done", "usage": account})
