@@ -27,9 +27,14 @@ class Prefix:
 
     def __init__(self, folder: Path = FOLDER) -> None:
         self.folder = folder
-        self.name = f"{_NAME}{secrets.token_hex(4)}-"
-        self.descriptor = os.open(self._lock, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-        fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while True:
+            self.name = f"{_NAME}{secrets.token_hex(4)}-"
+            self.descriptor = os.open(self._lock, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+            # A sweep that runs just now may hold the new file for a moment, and remove it as nobody's.
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+            if os.fstat(self.descriptor).st_nlink:
+                break
+            os.close(self.descriptor)
 
     @property
     def _lock(self) -> Path:
@@ -55,10 +60,8 @@ def sweep(folder: Path = FOLDER) -> list[str]:
             continue  # another user's, or just removed
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Between a server's open and its lock the file can be locked by us: its age tells it from an abandoned one.
-            if os.fstat(descriptor).st_nlink:
-                _remove(folder, lock.stem)
-                swept.append(lock.stem)
+            _remove(folder, lock.stem)
+            swept.append(lock.stem)
         except BlockingIOError:
             pass
         finally:

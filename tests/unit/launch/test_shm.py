@@ -51,3 +51,22 @@ def test_names_differ(tmp_path: Path) -> None:
     assert len({prefix.name for prefix in prefixes}) == 20
     for prefix in prefixes:
         prefix.release()
+
+
+def test_a_new_prefix_survives_sweeps_that_run_at_once(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys; from omni_client.launch import shm\n"
+        "print('sweeping', flush=True)\n"
+        "while not (pathlib.Path(sys.argv[1]) / 'stop').exists(): shm.sweep(pathlib.Path(sys.argv[1]))"
+    )
+    sweeper = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    assert sweeper.stdout is not None and sweeper.stdout.readline()
+    prefixes = [shm.Prefix(tmp_path) for _ in range(200)]
+    for prefix in prefixes:
+        assert (tmp_path / f"{prefix.name}.lock").exists()
+    (tmp_path / "stop").touch()
+    assert sweeper.wait(60) == 0
+    sweeper.stdout.close()
+    for prefix in prefixes:
+        prefix.release()
+    assert [path.name for path in tmp_path.iterdir()] == ["stop"]
