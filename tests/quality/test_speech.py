@@ -57,6 +57,7 @@ def human_clips():
             yield path.name, np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32_768
 
 
+@pytest.mark.long
 def test_human_speech_is_understood_as_by_the_recogniser_itself(client, built):
     from faster_whisper import WhisperModel
 
