@@ -17,6 +17,8 @@ from omni_client.frontend.settings import Settings
 
 # Connections that wait to be accepted: a burst beyond the limit must get its 429, not a refused connection.
 _BACKLOG = 4096
+# Seconds after which the system ends a connection whose client reads nothing; the route has given up before.
+_LATER = 10.0
 
 
 class _Server(uvicorn.Server):
@@ -46,7 +48,7 @@ async def serve(
     """
     configure_logs(settings.log_format)
     _allow_files()
-    with _listen(settings.host, settings.port, settings.write_timeout) as listener:
+    with _listen(settings.host, settings.port, settings.write_timeout + _LATER) as listener:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         address = f"http://{host}:{listener.getsockname()[1]}"
         config = uvicorn.Config(
