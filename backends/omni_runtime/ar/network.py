@@ -12,6 +12,8 @@ batch equals output alone and a prompt in pieces equals the prompt at once, bit 
 from __future__ import annotations
 
 import json
+import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +115,14 @@ class Layer:
     down: Linear
 
 
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """``torch.zeros``, whose pages on a CPU take no memory until they are written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
+
+
 class SlotCache:
     """Keys and values of ``slots`` sequences of at most ``length`` positions: two tensors
     [layers, slots, kv_heads, positions, head_dim]. The last position is scratch, written by rows that belong to nobody.
@@ -122,9 +132,8 @@ class SlotCache:
         self.slots = slots
         self.positions = self.rounded(length)
         shape = (arch.layers, slots, arch.kv_heads, self.positions, arch.head_dim)
-        # Zeroed pages are not resident until they are written.
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys = _zeros(shape, dtype, device)
+        self.values = _zeros(shape, dtype, device)
 
     @property
     def scratch(self) -> int:
@@ -162,7 +171,8 @@ class Llama:
         def linear(weight: Tensor) -> Linear:
             return Linear(weight.to(dtype))
 
-        self.embedding = take("model.embed_tokens.weight").to(dtype)
+        # A copy: what is kept of a mapped file keeps all of it in memory.
+        self.embedding = take("model.embed_tokens.weight").to(dtype, copy=True)
         order = self._rotary_order().to(device)
         q_size = arch.heads * arch.head_dim
         self.layers: list[Layer] = []
@@ -182,7 +192,7 @@ class Llama:
                     down=linear(take(f"{at}.mlp.down_proj.weight")),
                 )
             )
-        self.norm = take("model.norm.weight").to(dtype)
+        self.norm = take("model.norm.weight").to(dtype, copy=True)
         self.head = Linear(take("lm_head.weight").to(dtype) if "lm_head.weight" in weights else self.embedding)
         self.rotations = self._rotations(arch.max_positions).to(device)
 
