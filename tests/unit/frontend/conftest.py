@@ -63,6 +63,7 @@ class Call:
     outputs: list[str]
     metadata: dict[str, str]
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
     running: asyncio.Event = field(default_factory=asyncio.Event)
     release: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -121,6 +122,7 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):
                 async for outputs in _script(call):
                     yield _response(call, outputs, last=False)
                 yield _response(call, {}, last=True)
+                call.ended.set()
             except errors.OmniError as error:
                 yield pb.ModelStreamInferResponse(error_message=errors.render(error))
             except (asyncio.CancelledError, GeneratorExit):

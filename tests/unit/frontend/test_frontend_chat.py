@@ -244,6 +244,15 @@ async def test_the_sdk_raises_its_own_exceptions(front: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_ends_well_is_read_to_its_end(front: Any, stream: bool) -> None:
+    body = {"model": "writer", "messages": HELLO, "n": 3, "stream": stream}
+    assert (await front.http.post("/v1/chat/completions", json=body)).status_code == 200
+    for call in front.triton.calls:
+        await call.ended.wait()
+        assert not call.cancelled.is_set()
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
 async def test_a_client_that_leaves_cancels_the_work(front: Any, stream: bool, n: int) -> None:
     body = {"model": "writer", "messages": [{"role": "user", "content": "wait"}], "stream": stream, "n": n}

@@ -59,6 +59,14 @@ async def test_stream(front: Any) -> None:
     assert "".join(event.delta for event in events[:-1]) == events[-1].text == "Hello there. General Kenobi."
 
 
+@pytest.mark.parametrize("stream", ["true", "false"])
+async def test_a_request_that_ends_well_is_read_to_its_end(front: Any, stream: str) -> None:
+    fields = {"model": "hearer", "stream": stream}
+    assert (await front.http.post("/v1/audio/transcriptions", data=fields, files={"file": FILE})).status_code == 200
+    await front.last().ended.wait()
+    assert not front.last().cancelled.is_set()
+
+
 async def test_settings_reach_the_pipeline(front: Any) -> None:
     await front.openai.audio.transcriptions.create(
         model="hearer", file=FILE, language="en", prompt="Names: Kenobi.", temperature=0.5

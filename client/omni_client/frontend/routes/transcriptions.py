@@ -55,10 +55,14 @@ async def transcribe(
     if form.stream:
         chunks = _events(request, await started(responses))
         return Stream(chunks, "text/event-stream", {}, edge.settings.write_timeout)
+    answer = None
     async with aclosing(responses):
+        # To the end: leaving after the one answer would cancel a request that is about to finish.
         async for response in responses:
-            return _answer(form.response_format, set(form.timestamp_granularities) or {"segment"}, response)
-    raise Internal(f"{pipeline.name} ended without an answer")
+            answer = response
+    if answer is None:
+        raise Internal(f"{pipeline.name} ended without an answer")
+    return _answer(form.response_format, set(form.timestamp_granularities) or {"segment"}, answer)
 
 
 def _answer(response_format: str, granularities: set[str], outputs: Outputs) -> Response:
