@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ class Engine(Protocol):
 
     def generate(
         self, prompt: Prompt, sampling: Sampling, request_id: str, taps: frozenset[str] = frozenset()
-    ) -> AsyncIterator[Delta]:
+    ) -> AsyncGenerator[Delta, None]:
         """The deltas of one request; closing the iterator aborts it.
 
         ``request_id`` is unique among the requests in flight. ``taps`` names what to return per token beside the text

@@ -13,7 +13,7 @@ import dataclasses
 import json
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -72,7 +72,7 @@ class ArHandler:
             metrics.engine(engine.name, engine.device)
         log.info("engine %s on %s", engine.name, engine.device)
 
-    async def __call__(self, request: Request) -> AsyncIterator[dict[str, Value]]:
+    async def __call__(self, request: Request) -> AsyncGenerator[Mapping[str, Value], None]:
         """Chunks of the answer.
 
         Raises:
@@ -85,7 +85,7 @@ class ArHandler:
         prefix = self._prefix(request)
         taps = frozenset({HIDDEN_STATES}) if request.scalar("return_hidden_states", False) else frozenset[str]()
         made = 0
-        async with aclosing(self._engine.generate(prompt, sampling, request.id, taps)) as deltas:  # type: ignore[type-var]
+        async with aclosing(self._engine.generate(prompt, sampling, request.id, taps)) as deltas:
             async for delta in deltas:
                 if self.metrics is not None:
                     if not made:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import torch
@@ -77,7 +77,7 @@ class TorchEngine:
 
     async def generate(
         self, prompt: Prompt, sampling: Sampling, request_id: str, taps: frozenset[str] = frozenset()
-    ) -> AsyncIterator[Delta]:
+    ) -> AsyncGenerator[Delta, None]:
         """See :meth:`omni_runtime.ar.engine.Engine.generate`."""
         sequence = self._sequence(prompt, sampling, request_id, taps)
         with self._wanted:
