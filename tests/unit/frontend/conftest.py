@@ -121,6 +121,9 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):
             try:
                 async for outputs in _script(call):
                     yield _response(call, outputs, last=False)
+                if call.params.get("prompt") == "linger":
+                    call.running.set()
+                    await call.release.wait()
                 yield _response(call, {}, last=True)
                 call.ended.set()
             except errors.OmniError as error:
