@@ -28,6 +28,10 @@ def _join_json(parts: Sequence[Array]) -> Array:
     return np.array([json.dumps(items).encode()], dtype=np.object_)
 
 
+def _sum(parts: Sequence[Array]) -> Array:
+    return np.sum(parts, axis=0, dtype=parts[0].dtype)
+
+
 def _first(parts: Sequence[Array]) -> Array:
     return parts[0]
 
@@ -45,6 +49,7 @@ RULES: Mapping[str, Join] = {
     "text_output": _join_text,
     "logprobs": _join_json,
     "segments": _join_json,
+    "num_output_tokens": _sum,
     "offset": _first,
     "input_text": _first,
 }

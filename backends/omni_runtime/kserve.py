@@ -76,6 +76,11 @@ def failure(error: grpc.RpcError, timeout: float | None = None) -> OmniError:
     return parse(error.details() or "", code)
 
 
+def _streams(inputs: Mapping[str, Value]) -> bool:
+    wanted = inputs.get("stream", False)
+    return bool(wanted if isinstance(wanted, bool) else array(wanted).any())
+
+
 def _is_last(response: pb.ModelInferResponse) -> bool:
     return bool(response.parameters["triton_final_response"].bool_param)
 
@@ -130,7 +135,7 @@ class Connection:
         call = self._stub.ModelStreamInfer(
             requests(), timeout=timeout, metadata=_metadata({**self._headers, **(headers or {})})
         )
-        ended = False
+        ended = answered = False
         try:
             async for event in call:
                 if event.error_message:
@@ -138,6 +143,7 @@ class Connection:
                     await _drain(call)
                     raise parse(event.error_message)
                 last = _is_last(event.infer_response)
+                answered = not _streams(inputs)
                 if event.infer_response.outputs or not last:
                     yield decode(event.infer_response)
                 if last:
@@ -149,7 +155,10 @@ class Connection:
             ended = True
             raise failure(error, timeout) from None
         finally:
-            if not ended:
+            # A request that does not stream is over with its one response, and is not cancelled in its last moment.
+            if answered and not ended:
+                await _drain(call)
+            elif not ended:
                 call.cancel()
 
     async def infer(
@@ -251,7 +260,7 @@ class SyncConnection:
         call = self._stub.ModelStreamInfer(
             iter([request]), timeout=timeout, metadata=_metadata({**self._headers, **(headers or {})})
         )
-        ended = False
+        ended = answered = False
         try:
             for event in call:
                 if event.error_message:
@@ -259,6 +268,7 @@ class SyncConnection:
                     _drain_sync(call)
                     raise parse(event.error_message)
                 last = _is_last(event.infer_response)
+                answered = not _streams(inputs)
                 if event.infer_response.outputs or not last:
                     yield decode(event.infer_response)
                 if last:
@@ -270,7 +280,9 @@ class SyncConnection:
             ended = True
             raise failure(error, timeout) from None
         finally:
-            if not ended:
+            if answered and not ended:
+                _drain_sync(call)
+            elif not ended:
                 call.cancel()
 
     def infer(

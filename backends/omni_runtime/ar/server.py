@@ -3,7 +3,7 @@
 The tensor names are those of Triton's vLLM backend. Of the ``return_*`` inputs, ``return_cumulative_logprob``,
 ``return_logprobs`` and ``return_hidden_states`` ask for what is otherwise not computed; the others are sent whenever
 the output is requested, unless they are false. ``finish_reason`` is empty until the end; ``num_output_tokens`` counts
-from the start of the answer.
+those of its own response.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from omni_runtime.stage import StageLoop
 
 log = logging.getLogger("omni.ar")
 
+RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 PROMPTS = ("text_input", "prompt_token_ids", "prompt_embeds", "messages")
 
 
@@ -43,7 +44,8 @@ class ArServer:
     def __init__(self, pb_utils: Any, config: StageConfig) -> None:
         self._pb = pb_utils
         self._engine = build(config.parameters.get("engine", "auto"), config.version_dir, config.arguments)
-        self._handler = ArHandler(self._engine, _template(config), TritonMetrics(pb_utils, config.name))
+        metrics, defaults = TritonMetrics(pb_utils, config.name), generation_defaults(config)
+        self._handler = ArHandler(self._engine, _template(config), metrics, defaults)
         self._loop = StageLoop(
             config.name,
             self._handler,
@@ -64,9 +66,17 @@ class ArServer:
 class ArHandler:
     """The stage's handler: one request to its chunks."""
 
-    def __init__(self, engine: Engine, template: ChatTemplate | None, metrics: TritonMetrics | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        template: ChatTemplate | None,
+        metrics: TritonMetrics | None = None,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
         self._engine = engine
         self._template = template
+        self._defaults = dict(defaults or {})
+        self._steps = 0
         self.metrics = metrics
         if metrics is not None:
             metrics.engine(engine.name, engine.device)
@@ -78,7 +88,7 @@ class ArHandler:
         Raises:
             InvalidRequest: naming the tensor or the setting at fault.
         """
-        prompt, sampling = self._prompt(request), read_sampling(request)
+        prompt, sampling = self._prompt(request), read_sampling(request, self._defaults)
         if sampling.seed is None:
             sampling = dataclasses.replace(sampling, seed=seeds.draw())
         seed = sampling.seed
@@ -91,10 +101,16 @@ class ArHandler:
                     if not made:
                         self.metrics.first_output(time.monotonic() - request.started, "token")
                     self.metrics.tokens(len(delta.token_ids))
+                    self._count_steps(self.metrics)
                 made += len(delta.token_ids)
                 request.progress["tokens"] = made
-                yield _chunk(request, delta, prefix, made, seed)
+                yield _chunk(request, delta, prefix, seed)
                 prefix = ""
+
+    def _count_steps(self, metrics: TritonMetrics) -> None:
+        steps = self._engine.stats().steps
+        metrics.steps(steps - self._steps)
+        self._steps = steps
 
     def _prompt(self, request: Request) -> Prompt:
         given = [name for name in PROMPTS if request.has(name)]
@@ -132,11 +148,18 @@ class ArHandler:
         return "" if exclude else request.text("text_input")
 
 
-def read_sampling(request: Request) -> Sampling:
+def generation_defaults(config: StageConfig) -> dict[str, Any]:
+    """The sampling that the model's makers recommend in generation_config.json, as vLLM takes it by default."""
+    path = config.version_dir / "generation_config.json"
+    recommended = json.loads(path.read_text()) if path.is_file() else {}
+    return {name: recommended[name] for name in RECOMMENDED if recommended.get(name) is not None}
+
+
+def read_sampling(request: Request, defaults: Mapping[str, Any] | None = None) -> Sampling:
     """``sampling_parameters`` and the request parameters of the same names, the same key in both refused.
 
-    An answer to messages is limited by the model's length where ``max_tokens`` is left out; one to a raw prompt by
-    vLLM's default.
+    ``defaults`` stand for what was left out. An answer to messages is limited by the length of the model where
+    ``max_tokens`` is left out; one to a raw prompt by the default of vLLM.
     """
     try:
         values = json.loads(request.text("sampling_parameters", "{}") or "{}")
@@ -148,6 +171,9 @@ def read_sampling(request: Request) -> Sampling:
         if name in values:
             raise InvalidRequest(f"{name} is both in sampling_parameters and a request parameter", param=name)
         values[name] = _parsed(value) if name != "stop" else value
+    for name, value in (defaults or {}).items():
+        if values.get(name) is None:
+            values[name] = value
     if request.has("messages"):
         values.setdefault("max_tokens", None)
     asks = request.scalar("return_logprobs", False) or request.scalar("return_cumulative_logprob", False)
@@ -164,7 +190,7 @@ def _parsed(value: Any) -> Any:
         return value
 
 
-def _chunk(request: Request, delta: Delta, prefix: str, made: int, seed: int | None) -> dict[str, Value]:
+def _chunk(request: Request, delta: Delta, prefix: str, seed: int | None) -> dict[str, Value]:
     chunk: dict[str, Value] = {
         "text_output": prefix + delta.text,
         "token_ids": np.array(delta.token_ids, np.int64),
@@ -176,7 +202,7 @@ def _chunk(request: Request, delta: Delta, prefix: str, made: int, seed: int | N
     if request.scalar("return_num_input_tokens", True):
         chunk["num_input_tokens"] = np.array([delta.num_prompt_tokens], np.uint32)
     if request.scalar("return_num_output_tokens", True):
-        chunk["num_output_tokens"] = np.array([made], np.uint32)
+        chunk["num_output_tokens"] = np.array([len(delta.token_ids)], np.uint32)
     if delta.logprobs is not None and request.scalar("return_logprobs", True):
         chunk["logprobs"] = json.dumps(
             [{str(token): dataclasses.asdict(entry) for token, entry in step.items()} for step in delta.logprobs]

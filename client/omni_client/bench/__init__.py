@@ -14,7 +14,7 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
-    rounds: Annotated[int, typer.Option(min=3, help="How often each figure is measured.")] = 15,
+    rounds: Annotated[int, typer.Option(min=3, help="How often each figure is measured.")] = 10,
     out: Annotated[Path, typer.Option(help="Where bench.json and the logs go.")] = Path("out"),
     only: Annotated[list[str] | None, typer.Option(help="speech, chat or voice; repeat for several.")] = None,
 ) -> None:

@@ -14,7 +14,7 @@ from omni_runtime.kserve import Connection, Value
 from omni_client.bench.figures import Figure, figure, ratio
 
 PROMPT = "Write about the sea."
-TOKENS = 96
+TOKENS = 64
 SETTINGS = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
 TOGETHER = 8
 

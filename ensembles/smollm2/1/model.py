@@ -17,6 +17,7 @@ class TritonPythonModel(Pipeline):
         params = ChatParams.of(request)
         seed = params.drawn_seed()
         inputs = {"sampling_parameters": params.sampling(seed), **self.prompt(request)}
+        made = 0
         wanted = [*OUTPUTS, "logprobs"] if params.logprobs is not None else OUTPUTS
         async with aclosing(self.pools["smollm2_135m"].stream(request, inputs, outputs=wanted)) as answer:
             async for found in answer:
@@ -26,10 +27,11 @@ class TritonPythonModel(Pipeline):
                     "finish_reason": found["finish_reason"],
                     "seed": np.array([seed], np.int64),
                 }
+                made += kserve.scalar(found, "num_output_tokens")
                 if "logprobs" in found:
                     chunk["logprobs"] = found["logprobs"]
                 if kserve.text(found, "finish_reason"):
-                    read, made = (int(found[f"num_{side}_tokens"][0]) for side in ("input", "output"))
+                    read = kserve.scalar(found, "num_input_tokens")
                     usage = {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
                     chunk["usage"] = json.dumps(usage)
                 yield chunk
