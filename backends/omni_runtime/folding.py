@@ -29,7 +29,7 @@ def _join_json(parts: Sequence[Array]) -> Array:
 
 
 def _sum(parts: Sequence[Array]) -> Array:
-    return np.sum(parts, axis=0, dtype=parts[0].dtype)
+    return np.asarray(sum(parts[1:], parts[0]))
 
 
 def _first(parts: Sequence[Array]) -> Array:

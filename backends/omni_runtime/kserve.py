@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -26,7 +26,6 @@ __all__ = [
     "Connection",
     "Outputs",
     "Parameter",
-    "SyncConnection",
     "Value",
     "array",
     "decode",
@@ -76,21 +75,21 @@ def failure(error: grpc.RpcError, timeout: float | None = None) -> OmniError:
     return parse(error.details() or "", code)
 
 
-def _streams(inputs: Mapping[str, Value]) -> bool:
+def streams(inputs: Mapping[str, Value]) -> bool:
     wanted = inputs.get("stream", False)
     return bool(wanted if isinstance(wanted, bool) else array(wanted).any())
 
 
-def _is_last(response: pb.ModelInferResponse) -> bool:
+def is_last(response: pb.ModelInferResponse) -> bool:
     return bool(response.parameters["triton_final_response"].bool_param)
 
 
-def _parameters(parameters: Mapping[str, Parameter] | None) -> dict[str, Parameter]:
+def with_final(parameters: Mapping[str, Parameter] | None) -> dict[str, Parameter]:
     # With the empty final response a consumer knows the end by a message and need not guess it from the stream's.
     return {**(parameters or {}), "triton_enable_empty_final_response": True}
 
 
-def _metadata(headers: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+def metadata_of(headers: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
     return tuple((name.lower(), value) for name, value in (headers or {}).items())
 
 
@@ -127,13 +126,13 @@ class Connection:
             OmniError: the error with which the stream ended.
             DeadlineExceeded: ``timeout`` seconds passed before the end.
         """
-        request = encode(model, inputs, outputs=outputs, parameters=_parameters(parameters), request_id=request_id)
+        request = encode(model, inputs, outputs=outputs, parameters=with_final(parameters), request_id=request_id)
 
         async def requests() -> AsyncIterator[pb.ModelInferRequest]:
             yield request
 
         call = self._stub.ModelStreamInfer(
-            requests(), timeout=timeout, metadata=_metadata({**self._headers, **(headers or {})})
+            requests(), timeout=timeout, metadata=metadata_of({**self._headers, **(headers or {})})
         )
         ended = answered = False
         try:
@@ -142,8 +141,8 @@ class Connection:
                     ended = True
                     await _drain(call)
                     raise parse(event.error_message)
-                last = _is_last(event.infer_response)
-                answered = not _streams(inputs)
+                last = is_last(event.infer_response)
+                answered = not streams(inputs)
                 if event.infer_response.outputs or not last:
                     yield decode(event.infer_response)
                 if last:
@@ -174,7 +173,7 @@ class Connection:
     ) -> Outputs:
         """The response of a model that is not decoupled; cancelling the task cancels the request in the server."""
         request = encode(model, inputs, outputs=outputs, parameters=parameters, request_id=request_id)
-        metadata = _metadata({**self._headers, **(headers or {})})
+        metadata = metadata_of({**self._headers, **(headers or {})})
         try:
             return decode(await self._stub.ModelInfer(request, timeout=timeout, metadata=metadata))
         except grpc.aio.AioRpcError as error:
@@ -194,15 +193,15 @@ class Connection:
 
     async def metadata(self) -> dict[str, Any]:
         """The server's name, version and extensions."""
-        return _as_dict(await self._ask("ServerMetadata", pb.ServerMetadataRequest()))
+        return as_dict(await self._ask("ServerMetadata", pb.ServerMetadataRequest()))
 
     async def config(self, model: str) -> dict[str, Any]:
         """The model's configuration in the field names of config.pbtxt; NotFound if it is not loaded."""
-        return dict(_as_dict(await self._ask("ModelConfig", pb.ModelConfigRequest(name=model)))["config"])
+        return dict(as_dict(await self._ask("ModelConfig", pb.ModelConfigRequest(name=model)))["config"])
 
     async def index(self) -> list[dict[str, Any]]:
         """Every model of the repositories: name, and version, state and reason where it was loaded."""
-        return list(_as_dict(await self._ask("RepositoryIndex", pb.RepositoryIndexRequest())).get("models", []))
+        return list(as_dict(await self._ask("RepositoryIndex", pb.RepositoryIndexRequest())).get("models", []))
 
     async def load(self, model: str, timeout: float = 600.0, *, config: Mapping[str, Any] | None = None) -> None:
         """Load ``model``, with ``config`` instead of its file's if given; returns when it is ready."""
@@ -220,7 +219,7 @@ class Connection:
 
     async def _ask(self, method: str, request: Any, timeout: float = ADMIN_SECONDS) -> Any:
         try:
-            return await getattr(self._stub, method)(request, timeout=timeout, metadata=_metadata(self._headers))
+            return await getattr(self._stub, method)(request, timeout=timeout, metadata=metadata_of(self._headers))
         except grpc.aio.AioRpcError as error:
             raise failure(error, timeout) from None
 
@@ -235,115 +234,5 @@ async def _drain(call: Any) -> None:
         call.cancel()
 
 
-class SyncConnection:
-    """:class:`Connection` for threads without an event loop."""
-
-    def __init__(self, url: str, *, headers: Mapping[str, str] | None = None) -> None:
-        self.url = target(url)
-        self._headers = dict(headers or {})
-        self._channel = grpc.insecure_channel(self.url, options=CHANNEL_OPTIONS)
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-
-    def stream(
-        self,
-        model: str,
-        inputs: Mapping[str, Value],
-        *,
-        outputs: Sequence[str] | None = None,
-        parameters: Mapping[str, Parameter] | None = None,
-        request_id: str = "",
-        timeout: float | None = DEFAULT_TIMEOUT,
-        headers: Mapping[str, str] | None = None,
-    ) -> Generator[Outputs, None, None]:
-        """As :meth:`Connection.stream`; closing the generator cancels the request in the server."""
-        request = encode(model, inputs, outputs=outputs, parameters=_parameters(parameters), request_id=request_id)
-        call = self._stub.ModelStreamInfer(
-            iter([request]), timeout=timeout, metadata=_metadata({**self._headers, **(headers or {})})
-        )
-        ended = answered = False
-        try:
-            for event in call:
-                if event.error_message:
-                    ended = True
-                    _drain_sync(call)
-                    raise parse(event.error_message)
-                last = _is_last(event.infer_response)
-                answered = not _streams(inputs)
-                if event.infer_response.outputs or not last:
-                    yield decode(event.infer_response)
-                if last:
-                    ended = True
-                    _drain_sync(call)
-                    return
-            raise parse("the stream ended without its final response: connection reset")
-        except grpc.RpcError as error:
-            ended = True
-            raise failure(error, timeout) from None
-        finally:
-            if answered and not ended:
-                _drain_sync(call)
-            elif not ended:
-                call.cancel()
-
-    def infer(
-        self,
-        model: str,
-        inputs: Mapping[str, Value],
-        *,
-        outputs: Sequence[str] | None = None,
-        parameters: Mapping[str, Parameter] | None = None,
-        request_id: str = "",
-        timeout: float | None = DEFAULT_TIMEOUT,
-        headers: Mapping[str, str] | None = None,
-    ) -> Outputs:
-        """As :meth:`Connection.infer`."""
-        request = encode(model, inputs, outputs=outputs, parameters=parameters, request_id=request_id)
-        metadata = _metadata({**self._headers, **(headers or {})})
-        try:
-            return decode(self._stub.ModelInfer(request, timeout=timeout, metadata=metadata))
-        except grpc.RpcError as error:
-            raise failure(error, timeout) from None
-
-    def live(self) -> bool:
-        """Whether a server answers at all."""
-        with suppress(OmniError):
-            return bool(self._ask("ServerLive", pb.ServerLiveRequest()).live)
-        return False
-
-    def ready(self, model: str) -> bool:
-        """Whether ``model`` is loaded; False also when no server answers."""
-        with suppress(OmniError):
-            return bool(self._ask("ModelReady", pb.ModelReadyRequest(name=model)).ready)
-        return False
-
-    def metadata(self) -> dict[str, Any]:
-        """The server's name, version and extensions."""
-        return _as_dict(self._ask("ServerMetadata", pb.ServerMetadataRequest()))
-
-    def config(self, model: str) -> dict[str, Any]:
-        """The model's configuration in the field names of config.pbtxt; NotFound if it is not loaded."""
-        return dict(_as_dict(self._ask("ModelConfig", pb.ModelConfigRequest(name=model)))["config"])
-
-    def index(self) -> list[dict[str, Any]]:
-        """Every model of the repositories: name, and version, state and reason where it was loaded."""
-        return list(_as_dict(self._ask("RepositoryIndex", pb.RepositoryIndexRequest())).get("models", []))
-
-    def close(self) -> None:
-        self._channel.close()
-
-    def _ask(self, method: str, request: Any, timeout: float = ADMIN_SECONDS) -> Any:
-        try:
-            return getattr(self._stub, method)(request, timeout=timeout, metadata=_metadata(self._headers))
-        except grpc.RpcError as error:
-            raise failure(error, timeout) from None
-
-
-def _drain_sync(call: Any) -> None:
-    # The call's own deadline bounds this: the server has said that it is done.
-    with suppress(grpc.RpcError):
-        for _ in call:
-            pass
-
-
-def _as_dict(message: Any) -> dict[str, Any]:
+def as_dict(message: Any) -> dict[str, Any]:
     return dict(MessageToDict(message, preserving_proto_field_name=True))

@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import Generic, Literal, Self, TypeVar, Unpack, overload
 
 from omni_runtime.errors import NotFound, OmniError
-from omni_runtime.kserve import DEFAULT_TIMEOUT, Outputs, SyncConnection
+from omni_runtime.kserve import DEFAULT_TIMEOUT, Outputs
+from omni_runtime.kserve_sync import SyncConnection
 
 from omni_client import requests, responses
 from omni_client.aio import default_url

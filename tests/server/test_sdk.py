@@ -9,7 +9,8 @@ import pytest
 from omni_client import AsyncClient, Client
 from omni_client.audio import decode, encode
 from omni_runtime.errors import InvalidRequest, NotFound
-from omni_runtime.kserve import SyncConnection, text
+from omni_runtime.kserve import text
+from omni_runtime.kserve_sync import SyncConnection
 
 from tests.conftest import COMMAND
 

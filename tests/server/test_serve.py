@@ -17,7 +17,8 @@ import numpy as np
 import psutil
 import pytest
 from omni_runtime.errors import OmniError
-from omni_runtime.kserve import SyncConnection, text
+from omni_runtime.kserve import text
+from omni_runtime.kserve_sync import SyncConnection
 
 COMMAND = [sys.executable, "-m", "omni_client.cli", "serve"]
 START_SECONDS = 120.0

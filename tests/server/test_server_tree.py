@@ -19,7 +19,8 @@ import tritonclient.grpc as grpcclient
 from omni_build import paths
 from omni_build.server import ServerTree, find_server, install_wrapper, make_backends
 from omni_build.store import Store
-from omni_runtime.kserve import SyncConnection, scalar
+from omni_runtime.kserve import scalar
+from omni_runtime.kserve_sync import SyncConnection
 
 CONFIG = """
 backend: "{backend}"
