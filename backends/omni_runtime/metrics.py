@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import threading
+from typing import Any, Protocol, TypeAlias
+
+Labels: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class StageMetrics(Protocol):
@@ -17,6 +20,8 @@ class StageMetrics(Protocol):
     def cancelled(self) -> None: ...
 
     def failed(self, error: str) -> None: ...
+
+    def flush(self) -> None: ...
 
 
 class NullMetrics:
@@ -35,43 +40,57 @@ class NullMetrics:
     def failed(self, error: str) -> None:
         del error
 
+    def flush(self) -> None: ...
+
 
 class Family:
     """A counter or gauge family of one stage; a metric is made when its labels are first used.
 
-    Triton keeps a family for as long as its object lives and identifies it by name, so every stage of a server that
-    makes the same family shares it. Each stub process makes its own objects.
+    Telling Triton is a round trip to the server's process, too dear for every token: values are kept until
+    :meth:`flush`. Triton knows a family by its name, so the stages of a server that make the same one share it.
     """
 
     def __init__(self, pb_utils: Any, kind: str, name: str, description: str, **labels: str) -> None:
-        self._pb = pb_utils
         self._labels = labels
+        self._counts = kind == "COUNTER"
         self._family = pb_utils.MetricFamily(
-            name=name,
-            description=description,
-            kind=getattr(pb_utils.MetricFamily, kind),
+            name=name, description=description, kind=getattr(pb_utils.MetricFamily, kind)
         )
-        self._metrics: dict[tuple[tuple[str, str], ...], Any] = {}
-
-    def _metric(self, labels: dict[str, str]) -> Any:
-        key = tuple(sorted(labels.items()))
-        if key not in self._metrics:
-            self._metrics[key] = self._family.Metric(labels={**self._labels, **labels})
-        return self._metrics[key]
+        self._metrics: dict[Labels, Any] = {}
+        self._values: dict[Labels, float] = {}
+        self._lock = threading.Lock()
 
     def add(self, value: float = 1.0, **labels: str) -> None:
-        self._metric(labels).increment(value)
+        key = tuple(sorted(labels.items()))
+        with self._lock:
+            self._values[key] = self._values.get(key, 0.0) + value
 
     def set(self, value: float, **labels: str) -> None:
-        self._metric(labels).set(value)
+        with self._lock:
+            self._values[tuple(sorted(labels.items()))] = value
+
+    def flush(self) -> None:
+        """Tell Triton what has come since the last time."""
+        with self._lock:
+            values, self._values = self._values, {}
+        for key, value in values.items():
+            if key not in self._metrics:
+                self._metrics[key] = self._family.Metric(labels={**self._labels, **dict(key)})
+            if self._counts:
+                self._metrics[key].increment(value)
+            else:
+                self._metrics[key].set(value)
 
 
 class TritonMetrics:
     """:class:`StageMetrics` on ``pb_utils.MetricFamily``; 2.51 has counters and gauges, so a mean is sum over count."""
 
     def __init__(self, pb_utils: Any, stage: str) -> None:
+        self._families: list[Family] = []
+
         def family(kind: str, name: str, description: str) -> Family:
-            return Family(pb_utils, kind, f"omni_{name}", description, stage=stage)
+            self._families.append(Family(pb_utils, kind, f"omni_{name}", description, stage=stage))
+            return self._families[-1]
 
         self._in_flight = family("GAUGE", "requests_in_flight", "Requests admitted and not yet ended")
         self._admitted = family("COUNTER", "requests_admitted_total", "Requests that began to run")
@@ -87,6 +106,10 @@ class TritonMetrics:
         self._steps = family("COUNTER", "engine_steps_total", "Steps of the engine")
         self._engine = family("GAUGE", "engine_info", "1 for the engine and the device that were chosen")
         self._in_flight.set(0)
+
+    def flush(self) -> None:
+        for family in self._families:
+            family.flush()
 
     def in_flight(self, count: int) -> None:
         self._in_flight.set(count)

@@ -62,10 +62,14 @@ class ModuleServer:
         self._module.warm_up()
         self._metrics = TritonMetrics(pb_utils, config.name)
         self._metrics.engine(self._module.engine, self._module.device)
+        self._metrics.flush()
         log.info("%s: engine %s on %s", config.name, self._module.engine, self._module.device)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        return [self._answer(request) for request in requests]
+        try:
+            return [self._answer(request) for request in requests]
+        finally:
+            self._metrics.flush()
 
     def _answer(self, raw: Any) -> Any:
         try:

@@ -39,6 +39,7 @@ log = logging.getLogger("omni.stage")
 POLL_SECONDS = 0.02
 # One question to the response sender costs some 50 µs of the loop; with many requests they are asked less often.
 POLL_SHARE = 0.0005
+FLUSH_SECONDS = 0.5
 CLOSE_SECONDS = 10.0
 
 
@@ -194,8 +195,12 @@ class StageLoop:
             request.send(fold(chunks), last=True)
 
     async def _poll(self) -> None:
+        flushed = 0.0
         while True:
             await asyncio.sleep(max(POLL_SECONDS, POLL_SHARE * len(self._tasks)))
+            if time.monotonic() - flushed > FLUSH_SECONDS:
+                flushed = time.monotonic()
+                self._metrics.flush()
             for key, task in list(self._tasks.items()):
                 request = self._requests.get(key)
                 if request is not None and not request.ended and request.transport.cancelled():

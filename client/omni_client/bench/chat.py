@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from contextlib import aclosing
 from pathlib import Path
@@ -23,6 +24,8 @@ class Direct:
     """The engine of the stage, without a server around it."""
 
     def __init__(self, stage: Path) -> None:
+        # As omni_ar sets it, and before torch is loaded.
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
         from omni_runtime.ar.engine import build
 
         self._engine: Any = build("torch", stage, json.loads((stage / "model.json").read_text()))
