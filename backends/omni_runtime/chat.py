@@ -39,7 +39,7 @@ class ChatParams(Params):
 
     def sampling(self, seed: int) -> str:
         """The stage's ``sampling_parameters``."""
-        names = set(ChatParams.model_fields)
+        names = set(ChatParams.model_fields) - {"priority"}
         return json.dumps({**self.model_dump(include=names, exclude_none=True), "seed": seed})
 
     def drawn_seed(self) -> int:

@@ -106,6 +106,7 @@ class Connection:
         self._headers = dict(headers or {})
         self._channel = grpc.aio.insecure_channel(self.url, options=CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._telling: set[asyncio.Task[None]] = set()
 
     async def stream(
         self,
@@ -117,16 +118,21 @@ class Connection:
         request_id: str = "",
         timeout: float | None = DEFAULT_TIMEOUT,
         headers: Mapping[str, str] | None = None,
+        window: int = 0,
     ) -> AsyncGenerator[Outputs, None]:
         """The responses of a decoupled model, in order; an empty final one is not yielded.
 
-        Closing the iterator early, or cancelling the task, cancels the request in the server.
+        Closing the iterator early, or cancelling the task, cancels the request in the server. With a ``window`` the
+        model pauses when so many chunks have not been taken from this iterator: a consumer that is slow then holds up
+        the model instead of filling the server's memory. It needs a ``request_id`` of its own.
 
         Raises:
             OmniError: the error with which the stream ended.
             DeadlineExceeded: ``timeout`` seconds passed before the end.
         """
-        request = encode(model, inputs, outputs=outputs, parameters=with_final(parameters), request_id=request_id)
+        sent = {**with_final(parameters), **({"omni_window": window} if window else {})}
+        request = encode(model, inputs, outputs=outputs, parameters=sent, request_id=request_id)
+        taken = 0
 
         async def requests() -> AsyncIterator[pb.ModelInferRequest]:
             yield request
@@ -145,6 +151,9 @@ class Connection:
                 answered = not streams(inputs)
                 if event.infer_response.outputs or not last:
                     yield decode(event.infer_response)
+                    taken += 1
+                    if window and not last and taken % max(1, window // 2) == 0:
+                        self._acknowledge(model, request_id, taken)
                 if last:
                     ended = True
                     await _drain(call)
@@ -216,6 +225,21 @@ class Connection:
 
     async def close(self) -> None:
         await self._channel.close(grace=None)
+
+    def _acknowledge(self, model: str, request_id: str, taken: int) -> None:
+        """Tell ``model`` how many chunks have been taken; nobody waits for the answer."""
+
+        async def tell() -> None:
+            inputs = {"control": "ack", "control_id": request_id}
+            with suppress(OmniError):
+                async for _ in self.stream(
+                    model, inputs, outputs=["status"], parameters={"omni_taken": taken}, timeout=ADMIN_SECONDS
+                ):
+                    pass
+
+        task = asyncio.get_running_loop().create_task(tell())
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
 
     async def _ask(self, method: str, request: Any, timeout: float = ADMIN_SECONDS) -> Any:
         try:

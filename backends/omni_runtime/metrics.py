@@ -105,6 +105,8 @@ class TritonMetrics:
         self._tokens = family("COUNTER", "tokens_total", "Tokens generated")
         self._steps = family("COUNTER", "engine_steps_total", "Steps of the engine")
         self._engine = family("GAUGE", "engine_info", "1 for the engine and the device that were chosen")
+        self._replicas = family("GAUGE", "pool_replicas", "Replicas of a stage that this model calls, by state")
+        self._evictions = family("COUNTER", "pool_evictions_total", "Replicas taken out of use")
         self._in_flight.set(0)
 
     def flush(self) -> None:
@@ -113,6 +115,12 @@ class TritonMetrics:
 
     def in_flight(self, count: int) -> None:
         self._in_flight.set(count)
+
+    def pool(self, name: str, live: int, size: int, evicted: bool) -> None:
+        self._replicas.set(live, pool=name, state="live")
+        self._replicas.set(size - live, pool=name, state="out")
+        if evicted:
+            self._evictions.add(pool=name)
 
     def waited(self, seconds: float) -> None:
         self._admitted.add()

@@ -72,15 +72,19 @@ class ModuleServer:
             self._metrics.flush()
 
     def _answer(self, raw: Any) -> Any:
+        root = raw.request_id()
         try:
             if raw.is_cancelled():
                 self._metrics.cancelled()
                 raise Cancelled("the request was cancelled", stage=self._name)
+            parameters, hints = triton.read_parameters(raw)
+            root = str(hints.get("omni_request") or root)
             request = Request(
                 inputs=triton.read_inputs(raw),
                 transport=NoTransport(),
                 label=raw.request_id(),
-                parameters=triton.read_parameters(raw),
+                parameters=parameters,
+                hints=hints,
                 requested=frozenset(raw.requested_output_names()),
             )
             outputs = self._control(request) if request.has("control") else self._module(request)
@@ -89,10 +93,10 @@ class ModuleServer:
         except OmniError as error:
             failed = error
         except Exception as error:
-            log.exception("%s: request %s failed", self._name, raw.request_id())
+            log.exception("%s: request %s failed", self._name, root)
             failed = Internal(f"{type(error).__name__}: {error}")
         failed.stage = failed.stage or self._name
-        failed.request = failed.request or raw.request_id()
+        failed.request = failed.request or root
         self._metrics.failed(type(failed).__name__)
         return triton.failure(self._pb, failed)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -18,6 +18,9 @@ class Params(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    # Read by the stage's own queue, before the rest is looked at.
+    priority: Literal["high", "normal"] = "normal"
 
     @classmethod
     def of(cls, request: Request) -> Self:

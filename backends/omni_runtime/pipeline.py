@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from functools import partial
 from typing import Any
 
 from omni_runtime import triton
 from omni_runtime.config import StageConfig
-from omni_runtime.kserve import Connection, Value
+from omni_runtime.kserve import Value
 from omni_runtime.metrics import TritonMetrics
-from omni_runtime.pool import Pool, own_address
+from omni_runtime.pool import Pool, Servers
 from omni_runtime.request import Request
 from omni_runtime.stage import StageLoop
+from omni_runtime.stubs import own_address
 
 
 class Pipeline:
@@ -49,9 +51,17 @@ class Pipeline:
             self._loop.submit(triton.decoupled_request(self._pb, request))
 
     def finalize(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._connection.close(), self._loop.loop).result(5)
+        asyncio.run_coroutine_threadsafe(self._disconnect(), self._loop.loop).result(5)
         self._loop.close()
 
     async def _connect(self) -> None:
-        self._connection = Connection(own_address())
-        self.pools = {name: Pool(name, self._connection) for name in self.config.names("stages")}
+        self._servers = Servers(own_address())
+        self.pools = {
+            name: Pool(name, self._servers, changed=partial(self.metrics.pool, name))
+            for name in self.config.names("stages")
+        }
+
+    async def _disconnect(self) -> None:
+        for pool in self.pools.values():
+            pool.close()
+        await self._servers.close()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from omni_runtime.errors import Internal, OmniError, Overloaded
-from omni_runtime.kserve import Connection, Value, parameter
+from omni_runtime.kserve import Array, Connection, Value, parameter
 
 PROBE_SECONDS = 20.0
 _TYPES = {"TYPE_FP32": np.float32, "TYPE_INT64": np.int64, "TYPE_INT32": np.int32, "TYPE_UINT8": np.uint8}
@@ -41,7 +41,8 @@ def _tensor(value: Any, kind: str) -> Value:
         return value
     if isinstance(value, bool):
         return bool(value)
-    return np.atleast_1d(np.array(value, dtype=_TYPES[kind]))
+    tensor: Array = np.atleast_1d(np.array(value, dtype=_TYPES[kind]))
+    return tensor
 
 
 async def probe(connection: Connection, model: str, config: Mapping[str, Any], seconds: float = PROBE_SECONDS) -> None:

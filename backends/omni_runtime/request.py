@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ class Request:
 
     ``inputs`` are the tensors sent, ``parameters`` the request parameters, ``requested`` the outputs asked for (None:
     all), ``timeout`` the seconds after which the caller no longer wants it, ``headers`` what travels on to every child
-    (traceparent).
+    (traceparent), ``hints`` what our own callers add (priority, window, the id of the request at the root).
     """
 
     inputs: Mapping[str, Array]
@@ -38,8 +39,10 @@ class Request:
     requested: frozenset[str] | None = None
     timeout: float | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    hints: Mapping[str, Parameter] = field(default_factory=dict)
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     progress: dict[str, Any] = field(default_factory=dict)
+    taken: int = 0
     started: float = field(default_factory=time.monotonic)
     ended: bool = False
 
@@ -73,6 +76,28 @@ class Request:
         if tensor.size != 1:
             raise InvalidRequest(f"{name} must have one element, not {tensor.size}", param=name)
         return tensor.reshape(-1)[0].item()
+
+    @property
+    def root(self) -> str:
+        """The id by which logs and errors know the request that all of this is done for."""
+        return str(self.hints.get("omni_request") or self.label or self.id)
+
+    @property
+    def priority(self) -> str:
+        """``high`` or ``normal``: of the parent's call, or ``priority`` in ``params``."""
+        if "omni_priority" in self.hints:
+            return "high" if self.hints["omni_priority"] == "high" else "normal"
+        try:
+            params = json.loads(self.text("params", "{}") or "{}")
+        except (InvalidRequest, ValueError):
+            return "normal"
+        return "high" if isinstance(params, dict) and params.get("priority") == "high" else "normal"
+
+    @property
+    def window(self) -> int:
+        """Chunks that the caller lets wait before it has taken one; 0 for a caller who does not say."""
+        window = self.hints.get("omni_window", 0)
+        return window if isinstance(window, int) else 0
 
     @property
     def stream(self) -> bool:

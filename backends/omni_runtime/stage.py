@@ -26,11 +26,14 @@ from omni_runtime.errors import (
     NotFound,
     OmniError,
     Overloaded,
+    StageUnavailable,
+    render,
 )
 from omni_runtime.folding import fold
 from omni_runtime.kserve import Value
 from omni_runtime.metrics import NullMetrics, StageMetrics
 from omni_runtime.request import Request
+from omni_runtime.slots import Slots
 
 Handler = Callable[[Request], AsyncGenerator[Mapping[str, Value], None]]
 
@@ -79,6 +82,7 @@ class StageLoop:
         self._lock = threading.Lock()
         self._requests: dict[str, Request] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._moved: dict[str, asyncio.Event] = {}
         self._running = 0
         self._done = 0
         self._opened = time.monotonic()
@@ -86,7 +90,7 @@ class StageLoop:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name=f"{name}-loop", daemon=True)
         self._thread.start()
-        self._slots = asyncio.Semaphore(limits.max_running)
+        self._slots = Slots(limits.max_running)
         self._poller = asyncio.run_coroutine_threadsafe(self._poll(), self.loop)
 
     def submit(self, request: Request) -> None:
@@ -148,7 +152,7 @@ class StageLoop:
         allowed = request.remaining(self.limits.timeout)
         try:
             async with asyncio.timeout(allowed):
-                await self._slots.acquire()
+                await self._slots.acquire(high=request.priority == "high")
                 with self._lock:
                     running = True
                     self._running += 1
@@ -162,17 +166,20 @@ class StageLoop:
         except asyncio.CancelledError:
             error = Cancelled("the request was cancelled", stage=self.name)
         except Exception as caught:
-            log.exception("%s: request %s failed", self.name, request.label or request.id)
+            log.exception("%s: request %s failed", self.name, request.root)
             error = Internal(f"{type(caught).__name__}: {caught}", stage=self.name)
         finally:
             if error is not None:
-                error.request = error.request or request.label or request.id
+                error.request = error.request or request.root
+                if isinstance(error, StageUnavailable | DeadlineExceeded):
+                    log.warning("%s: request %s: %s", self.name, request.root, render(error))
             with self._lock:
                 self._requests.pop(request.id, None)
                 self._running -= running
                 self._done += 1
                 left = len(self._requests)
             self._tasks.pop(request.id, None)
+            self._moved.pop(request.id, None)
             if running:
                 self._slots.release()
             request.end(error)
@@ -181,7 +188,7 @@ class StageLoop:
                 self._metrics.failed(type(error).__name__)
 
     async def _deliver(self, request: Request) -> None:
-        stream = request.stream
+        stream, sent = request.stream, 0
         chunks: list[Mapping[str, Value]] = []
         async with aclosing(self._handler(request)) as answer:
             async for chunk in answer:
@@ -189,8 +196,11 @@ class StageLoop:
                     chunks.append(chunk)
                     continue
                 request.send(chunk)
+                sent += 1
                 # Sending does not wait: give cancellation and the other requests their turn.
                 await asyncio.sleep(0)
+                if request.window:
+                    await self._room(request, sent)
         if not stream:
             request.send(fold(chunks), last=True)
 
@@ -217,9 +227,11 @@ class StageLoop:
 
     def _control(self, request: Request) -> dict[str, Value]:
         verb = request.text("control")
-        if verb not in ("stop", "status"):
+        if verb not in ("stop", "status", "ack"):
             raise InvalidRequest(f"control must be stop or status, not {verb!r}", param="control", stage=self.name)
         wanted = request.text("control_id", "")
+        if verb == "ack":
+            return self._ack(wanted, request)
         if not wanted and verb == "status":
             return {"status": json.dumps(self.status())}
         with self._lock:
@@ -232,6 +244,24 @@ class StageLoop:
             self.loop.call_soon_threadsafe(self._stop, found[0].id)
             return {"status": json.dumps({"state": "stopping", "pid": os.getpid()})}
         return {"status": json.dumps({"state": "running", "pid": os.getpid(), **found[0].progress})}
+
+    def _ack(self, wanted: str, request: Request) -> dict[str, Value]:
+        """A consumer tells how many chunks it has taken; the request may have ended meanwhile."""
+        with self._lock:
+            found = [each for each in self._requests.values() if wanted and each.label == wanted]
+        for each in found:
+            each.taken = max(each.taken, int(request.hints.get("omni_taken", 0)))
+            if event := self._moved.get(each.id):
+                self.loop.call_soon_threadsafe(event.set)
+        return {"status": json.dumps({"state": "running" if found else "ended", "pid": os.getpid()})}
+
+    async def _room(self, request: Request, sent: int) -> None:
+        """Wait until the consumer of a stream is less than its window behind: what it has not taken is kept nowhere."""
+        event = self._moved.setdefault(request.id, asyncio.Event())
+        while sent - request.taken >= request.window:
+            event.clear()
+            if sent - request.taken >= request.window:
+                await event.wait()
 
     def _stop(self, key: str) -> None:
         if task := self._tasks.get(key):

@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 STUB = "triton_python_backend_stub"
+DEFAULT_PORT = 8001
 
 
 def stub_pids(server: int, model: str) -> list[int]:
@@ -78,3 +81,32 @@ class Watch:
 
 
 def _nothing() -> None: ...
+
+
+def own_server() -> int | None:
+    """The tritonserver that this process is a stub of; None in any other process."""
+    return os.getppid() if server_of(os.getpid()) else None
+
+
+def serves_at(server: int, address: str) -> bool:
+    """Whether the tritonserver with pid ``server`` is the one that a stub of it reaches at ``address``."""
+    return own_server() == server and address == own_address().removeprefix("grpc://")
+
+
+def kill(pids: Iterable[int]) -> None:
+    """End stubs that hang; those that are gone are gone."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def own_address() -> str:
+    """The gRPC address of the server that this process is a stub of: OMNI_GRPC, else its ``--grpc-port``, else 8001."""
+    if address := os.environ.get("OMNI_GRPC"):
+        return address
+    words = _words(Path(f"/proc/{os.getppid()}"))
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, separator, value = word.partition("=")
+        if name == "--grpc-port" and (port := value if separator else following).isdigit():
+            return f"127.0.0.1:{port}"
+    return f"127.0.0.1:{DEFAULT_PORT}"

@@ -61,13 +61,11 @@ def read_inputs(request: Any) -> dict[str, Array]:
     return {each.name(): np.array(each.as_numpy(), copy=True) for each in request.inputs()}
 
 
-def read_parameters(request: Any) -> dict[str, Parameter]:
-    """The request parameters that the caller set; those for Triton itself are left out."""
-    return {
-        name: value
-        for name, value in json.loads(request.parameters() or "{}").items()
-        if not name.startswith("triton_")
-    }
+def read_parameters(request: Any) -> tuple[dict[str, Parameter], dict[str, Parameter]]:
+    """The settings among the request parameters, and the hints of our own callers (``omni_…``); not Triton's own."""
+    given = json.loads(request.parameters() or "{}")
+    hints = {name: value for name, value in given.items() if name.startswith("omni_")}
+    return {name: value for name, value in given.items() if not name.startswith(("triton_", "omni_"))}, hints
 
 
 def read_headers(request: Any) -> dict[str, str]:
@@ -85,11 +83,13 @@ def decoupled_request(pb_utils: Any, request: Any) -> Request:
 
     Raises nothing: a request that cannot be read is ended with the reason by whoever looks at its inputs.
     """
+    parameters, hints = read_parameters(request)
     return Request(
         inputs=read_inputs(request),
         transport=ResponseSender(pb_utils, request),
         label=request.request_id(),
-        parameters=read_parameters(request),
+        parameters=parameters,
+        hints=hints,
         requested=frozenset(request.requested_output_names()),
         timeout=request.timeout() / 1e6 or None,
         headers=read_headers(request),
