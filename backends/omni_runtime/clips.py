@@ -40,6 +40,9 @@ def read_clips(request: Request, max_seconds: int) -> list[Clip]:
         InvalidRequest: lengths that do not add up, too many clips or seconds, samples that are no audio.
     """
     if not request.has("audio"):
+        for name in ("audio_lengths", "audio_sample_rate"):
+            if request.has(name):
+                raise InvalidRequest(f"{name} needs audio", param=name)
         return []
     rate = check_rate(int(request.scalar("audio_sample_rate", DEFAULT_RATE)))
     audio = check_samples(request.inputs["audio"], max_samples=max_seconds * rate)
@@ -57,7 +60,7 @@ async def hear(request: Request, recogniser: Pool, messages: list[dict[str, Any]
     """``messages`` with each ``input_audio`` part replaced by what ``recogniser`` heard in its clip.
 
     Raises:
-        InvalidRequest: a part that names no clip, or a clip in which nothing was said.
+        InvalidRequest: a part that names no clip, a clip that no part names or in which nothing was said.
     """
     places = [
         (clip_index(part, where, len(clips)), where)
@@ -67,8 +70,8 @@ async def hear(request: Request, recogniser: Pool, messages: list[dict[str, Any]
         if isinstance(part, dict) and part.get("type") == "input_audio"
         for where in [f"messages[{number}].content[{index}]"]
     ]
-    if not places and clips:
-        raise InvalidRequest("audio was sent, but no message names it", param="audio")
+    if unnamed := sorted(set(range(len(clips))) - {index for index, _ in places}):
+        raise InvalidRequest(f"audio has a clip {unnamed[0]} that no message names", param="audio")
     texts = await asyncio.gather(*(_recognise(request, recogniser, clips[index]) for index, _ in places))
     for text, (_, where) in zip(texts, places, strict=True):
         if not text:

@@ -212,6 +212,11 @@ class Connection:
         """Every model of the repositories: name, and version, state and reason where it was loaded."""
         return list(as_dict(await self._ask("RepositoryIndex", pb.RepositoryIndexRequest())).get("models", []))
 
+    async def statistics(self, model: str) -> dict[str, Any]:
+        """Triton's counts for the loaded version of ``model``: inference_stats, inference_count …; counts are strings."""
+        rows = as_dict(await self._ask("ModelStatistics", pb.ModelStatisticsRequest(name=model)))["model_stats"]
+        return dict(rows[-1])
+
     async def load(self, model: str, timeout: float = 600.0, *, config: Mapping[str, Any] | None = None) -> None:
         """Load ``model``, with ``config`` instead of its file's if given; returns when it is ready."""
         request = pb.RepositoryModelLoadRequest(model_name=model)

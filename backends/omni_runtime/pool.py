@@ -185,19 +185,22 @@ class Pool:
         )
         replica.begin()
         failed: OmniError | None = None
+        lost = False
         try:
-            async with aclosing(calls):
-                while True:
-                    try:
-                        answer = await replica.during(anext(calls))
-                    except StopAsyncIteration:
-                        return
-                    yield answer
+            while True:
+                try:
+                    answer = await replica.during(anext(calls))
+                except StopAsyncIteration:
+                    return
+                yield answer
         except OmniError as error:
             failed = error
+            lost = not replica.live
             raise
         finally:
             replica.end(failed)
+            if not lost:
+                await calls.aclose()
 
     async def _choose(self) -> Replica:
         if not self._replicas:

@@ -43,7 +43,8 @@ class Replica:
         self.outstanding = 0
         self.config: Mapping[str, Any] = {}
         self._changed = changed or (lambda _: None)
-        self._scopes: set[asyncio.Timeout] = set()
+        self._death = asyncio.get_running_loop().create_future()
+        self._held: set[asyncio.Future[Any]] = set()
         self._watch: stubs.Watch | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._backoff = Backoff()
@@ -64,20 +65,22 @@ class Replica:
         await self._find()
 
     async def during(self, work: Awaitable[Answer]) -> Answer:
-        """``work``, which needs this replica: ends with StageUnavailable the moment it is gone."""
-        if not self.live:
-            if asyncio.iscoroutine(work):
-                work.close()
-            raise self.gone()
-        scope = asyncio.timeout(None)
-        self._scopes.add(scope)
+        """``work``, which needs this replica: ends with StageUnavailable the moment it is gone.
+
+        What waits for a dead process is then left waiting, and is cancelled only when the replica is back: a request
+        that is cancelled in a dead stub stays in the server for ever, and its model cannot be unloaded.
+        """
+        task = asyncio.ensure_future(work)
         try:
-            async with scope:
-                return await work
-        except TimeoutError:
-            raise self.gone() from None
-        finally:
-            self._scopes.discard(scope)
+            if self.live:
+                await asyncio.wait({task, self._death}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+        except asyncio.CancelledError:
+            await _cancelled(task)
+            raise
+        self._held.add(task)
+        raise self.gone()
 
     def begin(self) -> None:
         self.outstanding += 1
@@ -102,17 +105,21 @@ class Replica:
         self.live = False
         log.warning("%s is out of use: %s", self.address, reason)
         self._changed(self)
-        now = asyncio.get_running_loop().time()
-        for scope in self._scopes:
-            if not scope.expired():
-                scope.reschedule(now)
+        self._death.set_result(None)
         self._unwatch()
         self._spawn(self._revive)
 
     def close(self) -> None:
         self._unwatch()
+        self._release()
         for task in self._tasks:
             task.cancel()
+
+    def _release(self) -> None:
+        for task in self._held:
+            task.add_done_callback(_forget)
+            task.cancel()
+        self._held.clear()
 
     async def _find(self) -> None:
         self._unwatch()
@@ -185,6 +192,8 @@ class Replica:
             break
         self._backoff.serves()
         await self._find()
+        self._release()
+        self._death = asyncio.get_running_loop().create_future()
         self.live = True
         log.warning("%s is back", self.address)
         self._changed(self)
@@ -206,6 +215,17 @@ class Replica:
         task = asyncio.get_running_loop().create_task(work())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _cancelled(task: asyncio.Future[Any]) -> None:
+    """Cancel ``task`` and wait until it has ended."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _forget(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 def replica_names(config: Mapping[str, Any]) -> list[str]:

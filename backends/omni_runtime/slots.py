@@ -25,7 +25,7 @@ class Slots:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self.release()
-            else:
+            elif turn in self._waiting[high]:
                 self._waiting[high].remove(turn)
             raise
 
