@@ -92,10 +92,20 @@ class Edge:
             async for response in responses:
                 yield response
         except OmniError as error:
-            error.param = fields.get(error.param or "", error.param)
+            rename(error, fields)
             raise
         finally:
             await responses.aclose()
+
+
+def rename(error: OmniError, fields: Mapping[str, str]) -> None:
+    """Call the field at fault as the route does, in `param` and where the message begins with it."""
+    name = error.param or ""
+    if name not in fields:
+        return
+    error.param = fields[name]
+    if error.message.startswith((f"{name} ", f"{name}:")):
+        error.message = fields[name] + error.message[len(name) :]
 
 
 def drawn(seed: int | None, k: int = 0) -> int:

@@ -164,7 +164,7 @@ async def _script(call: Call) -> AsyncIterator[dict[str, Any]]:
             }  # fmt: skip
     elif call.model == "hearer":
         seconds = call.inputs["audio"].size / int(call.inputs["audio_sample_rate"][0])
-        words = ["and", "so", "on"]
+        words = [" and", " so", " on"]
         segments = []
         for k, text in enumerate(("Hello there. ", "General Kenobi.")):
             segment: dict[str, Any] = {

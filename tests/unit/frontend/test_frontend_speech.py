@@ -162,8 +162,10 @@ async def test_what_the_server_says_becomes_a_status(front: Any, text: str, stat
 async def test_a_field_that_the_pipeline_refuses_has_its_name_here(front: Any) -> None:
     answer = await front.http.post("/v1/audio/speech", json={"model": "speaker", "input": "refuse"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
+    assert answer.json()["error"]["message"] == "input is too odd"
     answer = await front.http.post("/v1/completions", json={"model": "writer", "prompt": "refuse"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+    assert answer.json()["error"]["message"] == "prompt is too odd"
 
 
 async def test_a_stage_that_dies_in_the_stream_ends_it_with_the_error(front: Any) -> None:

@@ -53,6 +53,14 @@ async def test_verbose_json_and_its_granularities(front: Any) -> None:
     assert both.words and both.segments
 
 
+async def test_a_repeated_field_is_refused(front: Any) -> None:
+    files = [("file", FILE), ("file", ("b.wav", clip()))]
+    answer = await front.http.post("/v1/audio/transcriptions", data={"model": "hearer"}, files=files)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "file"
+    assert "2 times" in answer.json()["error"]["message"]
+
+
 async def test_stream(front: Any) -> None:
     stream = await front.openai.audio.transcriptions.create(model="hearer", file=FILE, stream=True)
     events = [event async for event in stream]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from omni_client import subtitles
 from omni_client.frontend.context import Context
 from omni_client.frontend.edge import Edge
+from omni_client.frontend.errors import refused
 from omni_client.frontend.schemas import TranscriptionRequest
 from omni_client.frontend.speaking import usage
 from omni_client.frontend.streaming import Stream, event, started
@@ -43,6 +45,7 @@ async def transcribe(
 
     `stream: true` sends `transcript.text.delta` events, one per segment, and `transcript.text.done`.
     """
+    await _check_repeated(request)
     edge = Edge.of(request)
     pipeline = await edge.pipeline(request, form.model, "transcription", {"user": form.user} if form.user else {})
     words = "word" in form.timestamp_granularities
@@ -65,6 +68,14 @@ async def transcribe(
     return _answer(form.response_format, set(form.timestamp_granularities) or {"segment"}, answer)
 
 
+async def _check_repeated(request: Request) -> None:
+    """Of a repeated field the form keeps the last; two files are not one transcription."""
+    counts = Counter(name for name, _ in (await request.form()).multi_items() if not name.endswith("[]"))
+    for name, count in counts.items():
+        if count > 1:
+            raise refused(f"{name} is given {count} times", name, "invalid_value")
+
+
 def _answer(response_format: str, granularities: set[str], outputs: Outputs) -> Response:
     if response_format == "json":
         return JSONResponse({"text": text(outputs, "text"), "usage": usage(outputs)})
@@ -82,7 +93,7 @@ def _answer(response_format: str, granularities: set[str], outputs: Outputs) -> 
     }
     if "word" in granularities:
         spoken = [word for segment in segments for word in segment.get("words", [])]
-        body["words"] = [{name: word[name] for name in ("word", "start", "end")} for word in spoken]
+        body["words"] = [{"word": word["word"].strip(), "start": word["start"], "end": word["end"]} for word in spoken]
     if "segment" in granularities:
         # `seek` is Whisper's position in hundredths of a second; segments here are cut by voice activity instead.
         body["segments"] = [
