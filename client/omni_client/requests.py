@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -145,10 +146,10 @@ def _settings(settings: Mapping[str, Any], known: type, stream: bool) -> dict[st
     if unknown := sorted(settings.keys() - known.__annotations__.keys()):
         raise InvalidRequest(f"there is no setting {unknown[0]!r}", param=unknown[0])
     given = {name: value for name, value in settings.items() if value is not None}
-    try:
-        return {"params": json.dumps(given, allow_nan=False), "stream": stream}
-    except ValueError:
-        raise InvalidRequest("settings must be finite numbers", param="params") from None
+    for name, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidRequest(f"{name} must be a finite number, not {value}", param=name)
+    return {"params": json.dumps(given), "stream": stream}
 
 
 def _clips(audio: Audio | Sequence[Audio] | None) -> list[Audio]:

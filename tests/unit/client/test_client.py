@@ -175,7 +175,7 @@ BAD = {
     "an empty text": (lambda c: c.speak(" "), "text"),
     "no text": (lambda c: c.speak(None), "text"),
     "an unknown setting": (lambda c: c.speak("x", pitch=2), "pitch"),
-    "a setting that is not finite": (lambda c: c.speak("x", speed=float("nan")), "params"),
+    "a setting that is not finite": (lambda c: c.speak("x", speed=float("nan")), "speed"),
     "samples without a rate": (lambda c: c.transcribe(CLIP), "sample_rate"),
     "stereo samples": (lambda c: c.transcribe(np.zeros((2, 9), np.float32), RATE), "audio"),
     "integer samples": (lambda c: c.transcribe(np.zeros(9, np.int64), RATE), "audio"),
