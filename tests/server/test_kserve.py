@@ -142,7 +142,7 @@ def test_one_stream_carries_good_and_bad_requests_one_after_the_other(stack):
 
 
 def test_perf_analyzers_input_file_is_a_request_that_is_served(stack):
-    """The file of docs/serving.md, sent as perf_analyzer sends it: one entry of ``data`` a request."""
+    """The file that the README names, sent as perf_analyzer sends it: one entry of ``data`` a request."""
     with Streaming(stack.grpc_url) as stream:
         for entry in json.loads(PERF_INPUT.read_text())["data"]:
             stream.ask("hibari", {name: np.array(value, dtype=object) for name, value in entry.items()})

@@ -19,7 +19,7 @@ class TritonPythonModel(Pipeline):
         inputs = {"sampling_parameters": params.sampling(seed), **self.prompt(request)}
         made = 0
         wanted = [*OUTPUTS, "logprobs"] if params.logprobs is not None else OUTPUTS
-        async with aclosing(self.pools["smollm2_135m"].stream(request, inputs, outputs=wanted)) as answer:
+        async with aclosing(self.written(request, inputs, wanted)) as answer:
             async for found in answer:
                 chunk = {
                     "text": found["text_output"],
@@ -35,6 +35,17 @@ class TritonPythonModel(Pipeline):
                     usage = {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
                     chunk["usage"] = json.dumps(usage)
                 yield chunk
+
+    async def written(self, request, inputs, wanted):
+        """The stage's answer; an error of its prompt names the field as it is called here."""
+        try:
+            async with aclosing(self.pools["smollm2_135m"].stream(request, inputs, outputs=wanted)) as answer:
+                async for found in answer:
+                    yield found
+        except InvalidRequest as error:
+            if error.param == "text_input":
+                error.param = "text"
+            raise
 
     def prompt(self, request):
         if request.has("messages") and request.has("text"):

@@ -56,7 +56,10 @@ class TritonPythonModel(Pipeline):
             part = {"type": "input_audio", "input_audio": {"tensor": "audio", "index": 0}}
             messages = [{"role": "user", "content": [part]}]
         else:
-            messages = [{"role": "user", "content": request.text("text")}]
+            text = request.text("text")
+            if not text.strip():
+                raise InvalidRequest("text is empty", param="text")
+            messages = [{"role": "user", "content": text}]
         return await hear(request, self.pools["whisper"], messages, clips)
 
     async def write(self, request, inputs, pieces):

@@ -184,7 +184,7 @@ def subjects():
             seeded=True,
             long={"messages": asked, "params": params(**endless)},
             joined=("text", "token_ids"),
-            bad=chat_bad,
+            bad=(*chat_bad, ("text", {"text": ""}), ("text", {"text": "word " * 20_000})),
         ),
         Subject(
             "voice_chat",
@@ -200,9 +200,13 @@ def subjects():
                 ("modalities", {"messages": asked, "params": params(modalities=["smell"])}),
                 ("voice", {"messages": asked, "params": params(voice="nobody")}),
                 ("audio_lengths", {**heard, "audio_lengths": np.array([1, 2])}),
+                ("audio_lengths", {"messages": asked, "audio_lengths": np.array([1])}),
+                ("audio_sample_rate", {"messages": asked, "audio_sample_rate": number(HEARD, np.int32)}),
                 ("audio", {**heard, "messages": asked}),
+                ("audio", {**heard, "audio_lengths": np.array([HEARD, len(speech()) - HEARD])}),
                 ("messages", {"messages": "[]"}),
                 ("text", {}),
+                ("text", {"text": " \n"}),
             ),
         ),
     ]
