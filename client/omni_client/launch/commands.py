@@ -52,6 +52,16 @@ def serve(
     drain_seconds: Annotated[
         float, typer.Option(min=0, help="What running requests get to finish after SIGTERM.")
     ] = 30.0,
+    replicas: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=N", help="Serve a stage or a pipeline N times; repeat for several."),
+    ] = None,
+    probe_seconds: Annotated[
+        float, typer.Option(min=0, help="How often each model is asked whether it works; 0 never asks.")
+    ] = 10.0,
+    probe_timeout: Annotated[
+        float, typer.Option(min=0.1, help="What it has to answer; one that is late twice is loaded again.")
+    ] = 20.0,
     triton_arg: Annotated[
         list[str] | None, typer.Option(help="A further flag for tritonserver, e.g. --triton-arg=--log-verbose=1")
     ] = None,
@@ -59,8 +69,10 @@ def serve(
 ) -> None:
     """Serve PIPELINES behind Triton and the OpenAI routes, until SIGTERM or Ctrl-C.
 
-    Prints one line, `ready` with the addresses, once everything is loaded and warm.
+    Prints one line, `ready` with the addresses, once everything is loaded and warm. Models that die or hang are loaded
+    again; a tritonserver that dies is started again, on the same ports, with a line `restarted` when it is back.
     """
+    from omni_client.launch.guard import Probing
     from omni_client.launch.serve import ServeOptions, frontend_settings, main, unique
 
     aliases = {}
@@ -69,6 +81,12 @@ def serve(
         if not name or not pipeline:
             raise typer.BadParameter(f"an alias is NAME=PIPELINE, not {pair!r}", param_hint="--alias")
         aliases[name] = pipeline
+    counts = {}
+    for pair in replicas or ():
+        name, _, count = pair.partition("=")
+        if not name or not count.isdigit():
+            raise typer.BadParameter(f"replicas are NAME=N, not {pair!r}", param_hint="--replicas")
+        counts[name] = int(count)
     options = ServeOptions(
         pipelines=unique(pipelines),
         repositories=tuple(repository or ()),
@@ -84,6 +102,8 @@ def serve(
         drain_seconds=drain_seconds,
         log_dir=log_dir,
         triton_arguments=tuple(triton_arg or ()),
+        probing=Probing(probe_seconds, probe_timeout),
+        replicas=counts,
     )
     raise typer.Exit(main(options, verbose))
 

@@ -155,6 +155,7 @@ async def run(out: Path, store: Path | None, display: Display) -> int:
         metrics_port=0,
         frontend=None,
         log_dir=out,
+        supervised=False,
     )
     async with Stack(prepare(options, display), display) as stack:
         if await first(stack.start(), stop.asked.wait()):

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -62,6 +62,16 @@ def spawn(
         start_new_session=True,
         pass_fds=tuple(pass_fds),
     )
+
+
+def stopped(pids: Iterable[int]) -> list[int]:
+    """Those of `pids` that a SIGSTOP keeps from running; one that a debugger holds is not meant."""
+    found = []
+    for pid in pids:
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                found.append(pid)
+    return found
 
 
 def _table() -> dict[int, tuple[int, int]]:

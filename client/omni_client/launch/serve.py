@@ -6,8 +6,10 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,10 @@ from omni_build.repository import Repository
 from omni_build.server import find_server, make_backends
 from omni_build.store import Store
 from omni_runtime.errors import InvalidRequest, NotFound, OmniError
+from omni_runtime.reload import SUPERVISED
 
+from omni_client.launch import replicas
+from omni_client.launch.guard import Probing
 from omni_client.launch.progress import Display
 from omni_client.launch.stack import Stack, StackOptions, levels_of
 from omni_client.launch.triton import LOOPBACK, ServerOptions
@@ -43,10 +48,17 @@ class ServeOptions:
     log_dir: Path | None = None
     triton_arguments: tuple[str, ...] = ()
     alone: bool = True
+    supervised: bool = True
+    """The stack is supervised: what runs in the server need not reload models by itself."""
+    probing: Probing = field(default_factory=Probing)
+    replicas: Mapping[str, int] = field(default_factory=dict)
+    """How often a model is served, where that is more than once."""
 
 
-def prepare(options: ServeOptions, display: Display) -> StackOptions:
+def prepare(options: ServeOptions, display: Display, folder: Path | None = None) -> StackOptions:
     """Build what is missing, check that it fits, find the server: everything before a process is started.
+
+    `folder` is an empty one for what is made for this run alone; replicas want one.
 
     Raises:
         NotFound: a pipeline that does not exist; the message lists those that do.
@@ -69,6 +81,11 @@ def prepare(options: ServeOptions, display: Display) -> StackOptions:
             if pipeline in families.NAMES:
                 families.build(pipeline, store, *own, display)
     levels = levels_of(options.pipelines, repository.calls)
+    replicas.check(options.replicas, unique(name for level in levels for name in level), repository)
+    if folder is not None and any(count > 1 for count in options.replicas.values()):
+        repository = replicas.write(options.replicas, repository, folder / "models")
+        repositories = tuple(repository.paths)
+        levels = replicas.levels_with(options.replicas, levels)
     needs = plan([name for level in levels for name in level], repository)
     for line in needs.lines()[1 + len(needs.needs) :]:  # the sums; `triton-omni plan` shows the table
         display.say(line)
@@ -78,7 +95,7 @@ def prepare(options: ServeOptions, display: Display) -> StackOptions:
             binary=server.binary,
             backends=make_backends(store, server),
             repositories=repositories,
-            env={**server.env, "OMNI_STORE": str(store.path)},
+            env={**server.env, "OMNI_STORE": str(store.path), SUPERVISED: str(int(options.supervised))},
             host=options.triton_host,
             http_port=options.http_port,
             grpc_port=options.grpc_port,
@@ -93,6 +110,8 @@ def prepare(options: ServeOptions, display: Display) -> StackOptions:
         openai_port=options.openai_port,
         frontend=options.frontend,
         alone=options.alone,
+        probing=options.probing,
+        counts=folder / "supervision.prom" if folder is not None else None,
     )
 
 
@@ -113,7 +132,7 @@ class Stop:
 
 
 async def run(options: StackOptions, display: Display, verbose: bool = False) -> int:
-    """Start, say `ready`, serve until a signal or a death; the exit status."""
+    """Start, say `ready`, serve until a signal; the exit status. Each restart of the server is a line `restarted`."""
     stop = Stop()
     async with Stack(options, display) as stack:
         echo = asyncio.create_task(follow(stack.server.log)) if verbose else None
@@ -123,12 +142,13 @@ async def run(options: StackOptions, display: Display, verbose: bool = False) ->
                 return 0
             addresses = " ".join(f"{name}={address}" for name, address in stack.addresses.items())
             print(f"ready {addresses}", flush=True)
+            say_restarted = partial(print, f"restarted {addresses}", flush=True)
             if stack.server.key and not options.server.key:
                 display.say("Triton's repository, shared-memory, trace and log APIs want the header")
                 display.say(f"  omni-key: {stack.server.key}")
-            death = asyncio.create_task(stack.died())
-            if not await first(death, stop.asked.wait()):
-                print(f"triton-omni: {death.result()}", file=sys.stderr)
+            supervision = asyncio.create_task(stack.supervise(say_restarted))
+            if not await first(supervision, stop.asked.wait()):
+                print(f"triton-omni: {supervision.result()}", file=sys.stderr)
                 return 1
             if await first(stack.drain(), stop.at_once.wait()):
                 return 128 + signal.SIGINT
@@ -179,7 +199,8 @@ def main(options: ServeOptions, verbose: bool = False) -> int:
     """`triton-omni serve`: 0 after a clean end, 2 for a request that makes no sense, 1 for a failure."""
     display = Display()
     try:
-        return asyncio.run(run(prepare(options, display), display, verbose))
+        with tempfile.TemporaryDirectory(prefix="triton-omni-") as folder:
+            return asyncio.run(run(prepare(options, display, Path(folder)), display, verbose))
     except (InvalidRequest, NotFound) as error:
         print(f"triton-omni: {error}", file=sys.stderr)
         return 2

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import subprocess
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from signal import SIGTERM
+from signal import SIGKILL
 from types import TracebackType
 from typing import Any, Self
 
-from omni_runtime.errors import Internal, InvalidRequest, OmniError
-from omni_runtime.kserve import Connection, parameter
+from omni_runtime.errors import OmniError
+from omni_runtime.reload import Backoff
 
-from omni_client.launch import edge, ports, processes, shm
+from omni_client.launch import counters, ports, processes, shm
+from omni_client.launch.counters import Counters
+from omni_client.launch.deaths import Deaths
+from omni_client.launch.edge import Frontend
+from omni_client.launch.guard import Guards, Probing
+from omni_client.launch.log import tail
+from omni_client.launch.models import Models, levels_of
 from omni_client.launch.progress import Display
+from omni_client.launch.races import first_of
 from omni_client.launch.triton import ServerOptions, TritonServer
-from omni_client.launch.warmup import Warmup
 
-EDGE_SECONDS = 60.0
-LOAD_SECONDS = 900.0
-WATCH_SECONDS = 1.0
-LOADS_AT_ONCE = 4
+__all__ = ["Stack", "StackOptions", "levels_of"]
+
+REAP_SECONDS = 1.0
+# A server that is stopped, or has answered nothing for a minute, is ended and started again.
+SILENT_STOPPED, SILENT = 2, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,9 @@ class StackOptions:
     warm: bool = True
     alone: bool = False
     """This process runs nothing besides: at the end every descendant is ended, also one that left its session."""
+    probing: Probing = field(default_factory=Probing)
+    counts: Path | None = None
+    """A file for the counters of supervision, which the frontend shows."""
 
 
 class Stack:
@@ -56,10 +65,9 @@ class Stack:
         self.display = display or Display(quiet=True)
         self.server = TritonServer(options.server)
         self.addresses: dict[str, str] = {}
-        self._edge: subprocess.Popen[bytes] | None = None
-        self._edge_log = options.server.log_dir / "frontend.log"
-        self._connection: Connection | None = None
-        self._loaded: list[list[str]] = []
+        self.counters = Counters(options.counts)
+        self._frontend: Frontend | None = None
+        self._models: Models | None = None
 
     async def __aenter__(self) -> Self:
         processes.become_subreaper()
@@ -84,42 +92,29 @@ class Stack:
                 held.enter_context(ports.listen(self.options.host, self.options.openai_port, "openai"))
             self.display.say(f"starting {self.options.server.binary}, log in {self.server.log}")
             await self.server.start()
-            self._connection = Connection(self.server.address("grpc"), headers=self.server.headers)
+            self._models = Models(self.options.levels, self.server, self.display)
             self.addresses = {
                 "http": f"http://{self.server.address('http')}",
                 "grpc": self.server.address("grpc"),
                 "metrics": f"http://{self.server.address('metrics')}/metrics",
             }
-            await self._load()
+            await self._models.load()
             if self.options.warm:
-                await self._warm()
+                await self._models.warm()
         if self.options.frontend is not None:
-            await self._start_edge(self.options.frontend)
+            self._frontend = self._make_frontend(self.options.frontend)
+            self.addresses["openai"] = f"{await self._frontend.start()}/v1"
 
-    async def died(self) -> str:
-        """Wait until the server or the frontend has ended; says which, how, and its last log lines.
+    async def supervise(self, restarted: Callable[[], None] | None = None) -> str:
+        """Keep it all at work: models that die or hang are loaded again, the server and the frontend started again.
 
-        Orphans that end meanwhile are collected.
+        `restarted` is called when the server is back. Returns only when one of the two cannot be kept alive, with the
+        reason. Cancelled, it leaves everything as it is: a drain begins with that.
         """
-        watched = {"tritonserver": self.server.process, "frontend": self._edge}
-        while True:
-            for name, process in watched.items():
-                if process is not None and process.poll() is not None:
-                    how = f"signal {-process.returncode}" if process.returncode < 0 else f"status {process.returncode}"
-                    log, last = self.server.log, self.server.last_lines()
-                    if name == "frontend":
-                        log, last = self._edge_log, _tail(self._edge_log)
-                    return f"{name} ended ({how}); its last lines ({log}):\n{last}"
-            sessions = self._sessions()
-            processes.reap(None if self.options.alone else sessions, but=sessions)
-            waits = [processes.ended(process, WATCH_SECONDS) for process in watched.values() if process is not None]
-            tasks = [asyncio.ensure_future(wait) for wait in waits]
-            try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+        keepers = [self._keep_server(restarted or _nothing), self._reap()]
+        if self._frontend is not None:
+            keepers.append(self._keep_frontend(self._frontend))
+        return str(await first_of(*keepers))
 
     async def drain(self) -> None:
         """Refuse at the edge, finish what runs, unload pipelines, then stages, end the server; within the time set."""
@@ -129,17 +124,12 @@ class Stack:
         def left() -> float:
             return max(0.1, limit - asyncio.get_running_loop().time())
 
-        loaded = [level for level in self._loaded if level]
-        with self.display.task("draining", len(loaded) + 1 + (self._edge is not None)) as step:
-            if self._edge is not None:
-                if self._edge.poll() is None:
-                    self._edge.send_signal(SIGTERM)
-                    await processes.ended(self._edge, left())
+        with self.display.task("draining", len(self.options.levels) + 1 + (self._frontend is not None)) as step:
+            if self._frontend is not None:
+                await self._frontend.stop(left())
                 step("frontend")
-            # Callers go first: a request that runs still needs the models that it has not reached.
-            for level in reversed(loaded):
-                await self._unload(level, left)
-                step(" ".join(level))
+            if self._models is not None:
+                await self._models.unload(left, step)
             await self._disconnect()
             # With its models gone it ends within a second; what did not finish in time ends here.
             await self.server.stop(max(5.0, left()))
@@ -148,89 +138,95 @@ class Stack:
     async def close(self) -> None:
         """End at once whatever still runs; no process and no shared memory of this stack remains."""
         await self._disconnect()
-        if self._edge is not None and self._edge.poll() is None:
-            self._edge.kill()
-            await processes.ended(self._edge)
+        if self._frontend is not None:
+            await self._frontend.stop(0)
         await self.server.stop(0)
         processes.end_all(None if self.options.alone else self._sessions())
         self.server.release()
 
     def _sessions(self) -> set[int]:
         # Each child leads a session of its own, which what it starts belongs to, also once it is orphaned.
-        return {*self.server.sessions, *([self._edge.pid] if self._edge is not None else [])}
-
-    def _admin(self) -> Connection:
-        assert self._connection is not None
-        return self._connection
+        return self.server.sessions | (self._frontend.sessions if self._frontend is not None else set())
 
     async def _disconnect(self) -> None:
-        if self._connection is not None:
-            await self._connection.close()
-            self._connection = None
+        if self._models is not None:
+            await self._models.close()
+            self._models = None
 
-    async def _load(self) -> None:
-        at_once = asyncio.Semaphore(max(1, min(LOADS_AT_ONCE, os.cpu_count() or 1)))
-        with self.display.task("loading", sum(map(len, self.options.levels))) as step:
+    async def _reap(self) -> str:
+        """Collect orphans that ended."""
+        while True:
+            sessions = self._sessions()
+            processes.reap(None if self.options.alone else sessions, but=sessions)
+            await asyncio.sleep(REAP_SECONDS)
 
-            async def load(name: str, loaded: list[str]) -> None:
-                async with at_once:
-                    step(doing=name)
-                    try:
-                        await self._admin().load(name, LOAD_SECONDS)
-                    except OmniError as error:
-                        last = self.server.last_lines()
-                        raise type(error)(
-                            f"{name} did not load: {error}\n{self.server.log} ends with:\n{last}"
-                        ) from None
-                    loaded.append(name)
-                    step(name)
+    # --- the server
 
-            for level in self.options.levels:
-                self._loaded.append([])
-                await self._or_death(gathered(load(name, self._loaded[-1]) for name in level))
+    async def _keep_server(self, restarted: Callable[[], None]) -> str:
+        deaths, backoff = Deaths(), Backoff()
+        while True:
+            await self._guarded(self._until_server_ends())
+            while True:
+                assert self.server.process is not None
+                report = ended("tritonserver", self.server.process, self.server.log, self.server.last_lines())
+                if deaths.add():
+                    return f"{report}\ntritonserver ended too often; giving up"
+                self.display.say(f"{report}\nstarting tritonserver again")
+                await asyncio.sleep(backoff.next())
+                if await self._restart_server():
+                    break
+            backoff.serves()
+            self.counters.restart("tritonserver")
+            restarted()
 
-    async def _warm(self) -> None:
-        configs = {name: await self._admin().config(name) for level in self._loaded for name in level}
-        tasks = {name: task for name, config in configs.items() if (task := parameter(config, "task"))}
-        warmup = Warmup(self._admin())
-        with self.display.task("warming", len(tasks)) as step:
-            for name in warmup.order(tasks):
-                step(doing=name)
-                try:
-                    await self._or_death(warmup.warm(name, tasks[name]))
-                except OmniError as error:
-                    raise type(error)(f"{name} loaded, and failed its first request: {error}") from None
-                step(name)
-
-    async def _or_death(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run `work`; a server that ends meanwhile ends it at once."""
-        task = asyncio.create_task(work)
-        assert self.server.process is not None
-        death = asyncio.create_task(processes.ended(self.server.process))
+    async def _restart_server(self) -> bool:
+        """Whether the server runs again, on its ports, with all of its models that load."""
         try:
-            await asyncio.wait({task, death}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise Internal("tritonserver ended")
-            await task
-        finally:
-            for future in (task, death):
-                future.cancel()
-            await asyncio.gather(task, death, return_exceptions=True)
+            await self.server.stop(0)  # its stubs too, and its shared memory
+            await self.server.start()
+            assert self._models is not None
+            await self._models.load(strict=False)
+        except OmniError as error:
+            self.display.say(f"tritonserver did not come back: {error}")
+            return False
+        if self.options.warm:
+            # Under watch: a model that dies in here is loaded again.
+            warm = asyncio.ensure_future(self._models.warm())
+            try:
+                await self._guarded(asyncio.wait({warm}))
+                await warm
+            except OmniError as error:
+                self.display.say(str(error))
+            finally:
+                warm.cancel()
+        return self.server.running
 
-    async def _unload(self, names: Iterable[str], left: Callable[[], float]) -> None:
-        waiting = set(names)
-        for name in waiting:
-            with suppress(OmniError):
-                await self._admin().unload(name, left())
-        # The call returns while requests still run; the index says when the last one has ended.
-        while waiting and self.server.running and left() > 0.1:
-            with suppress(OmniError):
-                states = {row["name"]: row.get("state") for row in await self._admin().index()}
-                waiting = {name for name in waiting if states.get(name) in ("READY", "UNLOADING")}
-            if waiting:
-                await asyncio.sleep(0.05)
+    async def _guarded(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do `work` while the models are watched."""
+        assert self._models is not None and self.server.process is not None
+        guards = Guards(
+            self._models.names,
+            self.server.process.pid,
+            self._models.connection,
+            self.options.probing,
+            self.counters,
+            self.display,
+        )
+        await first_of(work, guards.run())
 
-    async def _start_edge(self, fields: Mapping[str, Any]) -> None:
+    async def _until_server_ends(self) -> None:
+        process, models = self.server.process, self._models
+        assert process is not None and models is not None
+        silent = 0
+        while await processes.ended(process, self.options.probing.every or None) is None:
+            silent = 0 if await models.connection.live() else silent + 1
+            if silent >= (SILENT_STOPPED if processes.stopped([process.pid]) else SILENT) and process.poll() is None:
+                self.display.say("tritonserver runs, and answers nothing; ending it")
+                process.send_signal(SIGKILL)
+
+    # --- the frontend
+
+    def _make_frontend(self, fields: Mapping[str, Any]) -> Frontend:
         settings: dict[str, Any] = {
             "triton": self.server.address("grpc"),
             "triton_metrics": self.addresses["metrics"],
@@ -241,48 +237,32 @@ class Stack:
         }
         if self.server.headers:
             settings["triton_headers"] = self.server.headers
-        self._edge, reader = edge.start(settings, self._edge_log)
-        where = await edge.address(reader, EDGE_SECONDS)
-        if where is None:
-            raise Internal(f"the frontend did not start; its last lines ({self._edge_log}):\n{_tail(self._edge_log)}")
-        # An address to call, not the one that stands for all.
-        where = where.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-        self.addresses["openai"] = f"{where}/v1"
+        env = {counters.VARIABLE: str(self.options.counts)} if self.options.counts else {}
+        return Frontend(settings, self.options.server.log_dir / "frontend.log", env)
+
+    async def _keep_frontend(self, frontend: Frontend) -> str:
+        deaths, backoff = Deaths(), Backoff()
+        while True:
+            assert frontend.process is not None
+            await processes.ended(frontend.process)
+            report = ended("frontend", frontend.process, frontend.log, tail(frontend.log))
+            if deaths.add():
+                return f"{report}\nthe frontend ended too often; giving up"
+            self.display.say(f"{report}\nstarting the frontend again")
+            await asyncio.sleep(backoff.next())
+            await frontend.stop(0)  # its workers
+            with suppress(OmniError):
+                await frontend.start()
+                backoff.serves()
+                self.counters.restart("frontend")
+                self.display.say("the frontend is back")
 
 
-def _tail(path: Path, count: int = 12) -> str:
-    with suppress(OSError), path.open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - 16_384))
-        return "\n".join(line.decode(errors="replace")[:400] for line in file.read().splitlines()[-count:])
-    return ""
+def ended(name: str, process: subprocess.Popen[bytes], log: Path, last: str) -> str:
+    """What there is to say of a process that ended."""
+    code = process.poll()
+    how = "did not start" if code is None else f"ended ({f'signal {-code}' if code < 0 else f'status {code}'})"
+    return f"{name} {how}; its last lines ({log}):\n{last}"
 
 
-async def gathered(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all of `work`; the first error cancels the others and is raised as it is."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for one in work:
-                group.create_task(one)
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-
-
-def levels_of(pipelines: Iterable[str], calls: Callable[[str], Iterable[str]]) -> tuple[tuple[str, ...], ...]:
-    """`pipelines` and every model below them, each once, in levels: a model stands above all that it calls.
-
-    `calls(name)` says which models a model calls, and raises NotFound for one that does not exist.
-
-    Raises:
-        InvalidRequest: a model calls itself, perhaps through others.
-    """
-    heights: dict[str, int] = {}
-
-    def height(name: str, path: tuple[str, ...]) -> int:
-        if name in path:
-            raise InvalidRequest(f"{' -> '.join((*path, name))}: a pipeline calls itself")
-        if name not in heights:
-            heights[name] = max((1 + height(child, (*path, name)) for child in calls(name)), default=0)
-        return heights[name]
-
-    top = max((height(name, ()) for name in pipelines), default=-1)
-    return tuple(tuple(name for name in heights if heights[name] == level) for level in range(top + 1))
+def _nothing() -> None: ...

@@ -6,9 +6,7 @@ import asyncio
 import os
 import secrets
 import subprocess
-from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
@@ -17,6 +15,7 @@ from omni_runtime.errors import Internal
 from omni_runtime.kserve import Connection
 
 from omni_client.launch import ports, processes
+from omni_client.launch.log import tail
 from omni_client.launch.shm import Prefix
 
 LOOPBACK = "127.0.0.1"
@@ -71,6 +70,7 @@ class TritonServer:
         self.log = options.log_dir / "tritonserver.log"
         self.sessions: set[int] = set()
         self._from = 0
+        self._settled: dict[str, int] = {}
 
     @property
     def reach(self) -> str:
@@ -110,18 +110,20 @@ class TritonServer:
         return [*command, *options.arguments]
 
     async def start(self) -> None:
-        """Return once the server answers; no model is loaded yet.
+        """Return once the server answers; no model is loaded yet. After a death it gets the ports that it had.
 
         Raises:
             InvalidRequest: a port that was asked for is taken.
             Internal: it ended, or did not answer in time; the message ends with its last log lines.
         """
+        wanted = self._settled or self.options.wanted()
         for attempt in range(PORT_ATTEMPTS):
-            self.ports = ports.pick(self.options.host, self.options.wanted())
+            self.ports = ports.pick(self.options.host, wanted)
             self._spawn()
             if await self._answers():
+                self._settled = self.ports
                 return
-            lost_race = not self.running and 0 in self.options.wanted().values() and self._port_was_taken()
+            lost_race = not self.running and 0 in wanted.values() and self._port_was_taken()
             last = self.last_lines()
             await self.stop(0)
             if not lost_race or attempt + 1 == PORT_ATTEMPTS:
@@ -133,10 +135,7 @@ class TritonServer:
 
     def last_lines(self, count: int = 12) -> str:
         """The end of this server's log."""
-        with suppress(OSError), self.log.open("rb") as log:
-            log.seek(self._from)
-            return "\n".join(line.decode(errors="replace").rstrip()[:400] for line in deque(log, count))
-        return ""
+        return tail(self.log, count, self._from)
 
     async def stop(self, seconds: float) -> None:
         """End it: SIGTERM, then after `seconds` SIGKILL, for its stubs too; its shared memory goes with it."""
