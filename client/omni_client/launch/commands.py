@@ -17,7 +17,10 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    pipelines: Annotated[list[str], typer.Argument(help="Pipelines or stages: hibari whisper smollm2 voice_chat")],
+    pipelines: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PIPELINE…", help="Pipelines or stages; without any, every pipeline there is."),
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Where the OpenAI port listens; 0.0.0.0 opens it to the network.")
     ] = "127.0.0.1",
@@ -41,6 +44,11 @@ def serve(
     alias: Annotated[
         list[str] | None, typer.Option(help="NAME=PIPELINE, for clients with fixed names: tts-1=hibari")
     ] = None,
+    max_body_mib: Annotated[float, typer.Option(min=0.001, help="Largest body of an OpenAI request.")] = 25.0,
+    max_audio_hours: Annotated[float, typer.Option(min=0.001, help="Longest decoded audio of one.")] = 2.0,
+    max_connections: Annotated[
+        int, typer.Option(min=1, help="OpenAI requests answered at once; others get 429.")
+    ] = 256,
     frontend: Annotated[bool, typer.Option(help="Run the OpenAI frontend.")] = True,
     repository: Annotated[
         list[Path] | None, typer.Option(help="Serve this model repository instead of our own; repeat for several.")
@@ -73,7 +81,7 @@ def serve(
     again; a tritonserver that dies is started again, on the same ports, with a line `restarted` when it is back.
     """
     from omni_client.launch.guard import Probing
-    from omni_client.launch.serve import ServeOptions, frontend_settings, main, unique
+    from omni_client.launch.serve import ServeOptions, main, unique
 
     aliases = {}
     for pair in alias or ():
@@ -87,8 +95,16 @@ def serve(
         if not name or not count.isdigit():
             raise typer.BadParameter(f"replicas are NAME=N, not {pair!r}", param_hint="--replicas")
         counts[name] = int(count)
+    settings = {
+        "api_keys": list(api_key or ()),
+        "cors_origins": list(cors_origin or ()),
+        "aliases": aliases,
+        "max_body_bytes": round(max_body_mib * 2**20),
+        "max_audio_seconds": max_audio_hours * 3600,
+        "max_connections": max_connections,
+    }
     options = ServeOptions(
-        pipelines=unique(pipelines),
+        pipelines=unique(pipelines or ()),
         repositories=tuple(repository or ()),
         store=store,
         host=host,
@@ -98,7 +114,7 @@ def serve(
         grpc_port=grpc_port,
         metrics_port=metrics_port,
         openai_port=openai_port,
-        frontend=frontend_settings(api_key or (), cors_origin or (), aliases) if frontend else None,
+        frontend=settings if frontend else None,
         drain_seconds=drain_seconds,
         log_dir=log_dir,
         triton_arguments=tuple(triton_arg or ()),

@@ -74,7 +74,7 @@ class Guard:
         self._backoff = Backoff()
         self._config: Mapping[str, Any] = {}
         self._pids: tuple[int, ...] = ()
-        self._most = 0
+        self._most: int | None = None
         self._complaint = ""
 
     async def run(self) -> None:
@@ -109,8 +109,9 @@ class Guard:
                 return "ended", f"it is not loaded ({error})"
             self.working = True
             self._pids = tuple(stub_pids(self._guards.server, self.name))
-            self._most = max(self._most, len(self._pids))
-            if len(self._pids) < self._most or (not self._pids and has_stubs(self._config)):
+            # One may have died before it could be watched.
+            self._most = max(len(self._pids), instances(self._config) if self._most is None else self._most)
+            if len(self._pids) < self._most:
                 return "ended", "a process of it is gone"
             ended = asyncio.Event()
             watch = Watch(self._pids, ended.set)
@@ -213,7 +214,7 @@ class Guard:
             states = {row.get("state", "") for row in rows}
             if "READY" in states:
                 pids = self._now()
-                return len(pids) >= self._most and not set(pids) & set(self._pids)
+                return len(pids) >= len(self._pids) and not set(pids) & set(self._pids)
             unloaded = any(row.get("reason") == "unloaded" for row in rows)
             if not unloaded and not states & {"LOADING", "UNLOADING"}:
                 return False
@@ -241,6 +242,7 @@ class Guard:
                 kill(self._now())
                 continue
             self._backoff.serves()
+            self._most = len(self._now())  # as many as a load makes, whatever the configuration seems to say
             self._say(f"works again after {time.monotonic() - began:.1f} s")
             return
 
@@ -277,10 +279,13 @@ class Guard:
         self._guards.display.say(f"{self.name}: {line}")
 
 
-def has_stubs(config: Mapping[str, Any]) -> bool:
-    """Whether Python processes run the model, as far as its backend's name tells."""
+def instances(config: Mapping[str, Any]) -> int:
+    """How many Python processes run the model, as far as its configuration tells."""
     backend = str(config.get("backend", ""))
-    return backend == "python" or backend.startswith("omni_")
+    if backend != "python" and not backend.startswith("omni_"):
+        return 0
+    groups = config.get("instance_group", [])
+    return sum(int(group.get("count", 1)) * max(1, len(group.get("gpus", []))) for group in groups)
 
 
 def listed(config: Mapping[str, Any], name: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from omni_runtime.errors import Internal, InvalidRequest, OmniError
 from omni_runtime.kserve import Connection, parameter
+from omni_runtime.stubs import stub_pids
 
 from omni_client.launch import processes
 from omni_client.launch.progress import Display
@@ -18,6 +19,7 @@ from omni_client.launch.warmup import Warmup
 
 LOAD_SECONDS = 900.0
 LOADS_AT_ONCE = 4
+_ALIVE = ("READY", "LOADING", "UNLOADING")
 
 
 class Models:
@@ -82,17 +84,24 @@ class Models:
                     raise type(error)(f"{name} loaded, and failed its first request: {error}") from None
                 step(name)
 
-    async def unload(self, left: Callable[[], float], step: Callable[[str], None]) -> None:
+    async def unload(self, left: Callable[[], float], step: Callable[[str], None]) -> bool:
         """Unload level by level, each once what runs there has ended; `left` says how many seconds there are.
 
-        Callers go first: a request that runs still needs the models that it has not reached.
+        Callers go first: a request that runs still needs the models that it has not reached. Returns whether the
+        server has no model left, and so nothing to wait for.
         """
         for level in reversed(self.levels):
             await self._unload(level, left)
             step(" ".join(level))
+        with suppress(OmniError):
+            return not any(row.get("state") in _ALIVE for row in await self.connection.index())
+        return False
 
     async def _unload(self, names: Iterable[str], left: Callable[[], float]) -> None:
         waiting = set(names)
+        assert self._server.process is not None
+        server = self._server.process.pid
+        ran = {name for name in waiting if stub_pids(server, name)}
         for name in waiting:
             with suppress(OmniError):
                 await self.connection.unload(name, left())
@@ -100,7 +109,9 @@ class Models:
         while waiting and self._server.running and left() > 0.1:
             with suppress(OmniError):
                 states = {row["name"]: row.get("state") for row in await self.connection.index()}
-                waiting = {name for name in waiting if states.get(name) in ("READY", "UNLOADING")}
+                waiting = {name for name in waiting if states.get(name) in _ALIVE}
+            # What was under way in a process that died never ends, and Triton waits for it.
+            waiting -= {name for name in ran & waiting if not stub_pids(server, name)}
             if waiting:
                 await asyncio.sleep(0.05)
 

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,8 @@ from omni_client.launch.triton import LOOPBACK, ServerOptions
 class ServeOptions:
     """The flags of `triton-omni serve`."""
 
-    pipelines: tuple[str, ...]
+    pipelines: tuple[str, ...] = ()
+    """Empty: every pipeline of the repositories."""
     repositories: tuple[Path, ...] = ()
     """Model repositories to serve instead of the ones that triton-omni brings."""
     store: Path | None = None
@@ -73,14 +74,15 @@ def prepare(options: ServeOptions, display: Display, folder: Path | None = None)
             raise NotFound(f"no model repository in {path}", param="repository")
     repository = Repository(list(repositories))
     names = repository.names()
-    for pipeline in options.pipelines:
+    pipelines = options.pipelines or tuple(name for name in names if repository.task(name))
+    for pipeline in pipelines:
         if pipeline not in names:
             raise NotFound(f"no pipeline {pipeline!r}; there are: {', '.join(sorted(names))}", param="pipeline")
     if not options.repositories:
-        for pipeline in options.pipelines:
+        for pipeline in pipelines:
             if pipeline in families.NAMES:
                 families.build(pipeline, store, *own, display)
-    levels = levels_of(options.pipelines, repository.calls)
+    levels = levels_of(pipelines, repository.calls)
     replicas.check(options.replicas, unique(name for level in levels for name in level), repository)
     if folder is not None and any(count > 1 for count in options.replicas.values()):
         repository = replicas.write(options.replicas, repository, folder / "models")
@@ -214,11 +216,3 @@ def main(options: ServeOptions, verbose: bool = False) -> int:
 def unique(names: Iterable[str]) -> tuple[str, ...]:
     """`names` without repetitions, in order."""
     return tuple(dict.fromkeys(names))
-
-
-def frontend_settings(
-    api_keys: Sequence[str], cors_origins: Sequence[str], aliases: Mapping[str, str]
-) -> dict[str, Any]:
-    """Fields of the frontend's settings that were asked for."""
-    wanted = {"api_keys": list(api_keys), "cors_origins": list(cors_origins), "aliases": dict(aliases)}
-    return {name: value for name, value in wanted.items() if value}

@@ -30,6 +30,7 @@ from omni_client.launch.triton import ServerOptions, TritonServer
 __all__ = ["Stack", "StackOptions", "levels_of"]
 
 REAP_SECONDS = 1.0
+END_SECONDS = 5.0
 # A server that is stopped, or has answered nothing for a minute, is ended and started again.
 SILENT_STOPPED, SILENT = 2, 6
 
@@ -128,11 +129,11 @@ class Stack:
             if self._frontend is not None:
                 await self._frontend.stop(left())
                 step("frontend")
-            if self._models is not None:
-                await self._models.unload(left, step)
+            empty = self._models is not None and await self._models.unload(left, step)
             await self._disconnect()
-            # With its models gone it ends within a second; what did not finish in time ends here.
-            await self.server.stop(max(5.0, left()))
+            # With its models gone it ends within a second, but for a request that was under way in a stub that died:
+            # it waits for that until its time is up, and need not.
+            await self.server.stop(END_SECONDS if empty else max(END_SECONDS, left()))
             step("server")
 
     async def close(self) -> None:
@@ -168,10 +169,10 @@ class Stack:
             await self._guarded(self._until_server_ends())
             while True:
                 assert self.server.process is not None
-                report = ended("tritonserver", self.server.process, self.server.log, self.server.last_lines())
+                how = ended("tritonserver", self.server.process)
                 if deaths.add():
-                    return f"{report}\ntritonserver ended too often; giving up"
-                self.display.say(f"{report}\nstarting tritonserver again")
+                    return f"{how} too often; its last lines ({self.server.log}):\n{self.server.last_lines()}"
+                self.display.say(f"{how}, log in {self.server.log}; starting it again")
                 await asyncio.sleep(backoff.next())
                 if await self._restart_server():
                     break
@@ -245,10 +246,10 @@ class Stack:
         while True:
             assert frontend.process is not None
             await processes.ended(frontend.process)
-            report = ended("frontend", frontend.process, frontend.log, tail(frontend.log))
+            how = ended("frontend", frontend.process)
             if deaths.add():
-                return f"{report}\nthe frontend ended too often; giving up"
-            self.display.say(f"{report}\nstarting the frontend again")
+                return f"{how} too often; its last lines ({frontend.log}):\n{tail(frontend.log)}"
+            self.display.say(f"{how}, log in {frontend.log}; starting it again")
             await asyncio.sleep(backoff.next())
             await frontend.stop(0)  # its workers
             with suppress(OmniError):
@@ -258,11 +259,11 @@ class Stack:
                 self.display.say("the frontend is back")
 
 
-def ended(name: str, process: subprocess.Popen[bytes], log: Path, last: str) -> str:
-    """What there is to say of a process that ended."""
+def ended(name: str, process: subprocess.Popen[bytes]) -> str:
+    """What there is to say of a process that was to go on."""
     code = process.poll()
     how = "did not start" if code is None else f"ended ({f'signal {-code}' if code < 0 else f'status {code}'})"
-    return f"{name} {how}; its last lines ({log}):\n{last}"
+    return f"{name} {how}"
 
 
 def _nothing() -> None: ...
