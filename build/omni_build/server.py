@@ -168,8 +168,7 @@ def _wheel() -> ServerTree:
         wheel = importlib.metadata.distribution(WHEEL)
     except importlib.metadata.PackageNotFoundError:
         raise StageUnavailable(
-            "no tritonserver on PATH and none from pip: "
-            f"{sys.executable} -m pip install 'nvidia-pytriton==0.7.0' 'numpy<2'"
+            f"no tritonserver on PATH and none from pip: {sys.executable} -m pip install 'triton-omni[server,triton]'"
         ) from None
     numpy = importlib.metadata.version("numpy")
     if int(numpy.split(".")[0]) >= 2:

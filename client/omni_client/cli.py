@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 # Command: where it is registered, the extra that brings what it needs, and its line in --help.
 _ELSEWHERE = {
-    "serve": ("omni_client.launch", "triton", "Serve pipelines behind Triton and the OpenAI routes."),
+    "serve": ("omni_client.launch", "server,triton", "Serve pipelines behind Triton and the OpenAI routes."),
     "frontend": ("omni_client.frontend", "client", "Run the OpenAI frontend alone, for a Triton that runs already."),
-    "demo": ("omni_client.launch", "triton", "Hear it: a sentence spoken and read back, a spoken answer."),
-    "bench": ("omni_client.bench", "triton", "Compare the served pipelines with their engines called directly."),
+    "demo": ("omni_client.launch", "demo,server,triton", "Hear it: a sentence spoken and read back, a spoken answer."),
+    "bench": ("omni_client.bench", "server,triton", "Compare the served pipelines with their engines called directly."),
     "build": ("omni_build.cli", "build", "Fetch weights and fill the model repository."),
     "plan": ("omni_build.cli", "build", "Add up bytes per device before anything loads."),
     "backends": ("omni_build.cli", "build", "Make the backend directory for a bare tritonserver."),
