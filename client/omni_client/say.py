@@ -34,19 +34,20 @@ def say(
     player = find_player() if output is None else None
     file_format = check_output(output, format)
     meter = Meter()
-    if stream:
-        chunks = meter.watch(client.speak(text, model=model, stream=True, **settings))
-    else:
-        speech = client.speak(text, model=model, **settings)
-        chunks = meter.watch([SpeechChunk(speech.audio, speech.sample_rate, 0, speech.text, speech.seed)])
-    if player is not None:
-        with Player(player) as playing:
-            for chunk in chunks:
-                playing.push(chunk.audio, chunk.sample_rate)
-    elif output == "-":
-        write_stream(chunks, file_format)
-    elif output is not None:
-        write_file(Path(output), file_format, chunks)
+    with ExitStack() as ending:  # however it ends, the request is cancelled while the client is still connected
+        if stream:
+            chunks = meter.watch(ending.enter_context(client.speak(text, model=model, stream=True, **settings)))
+        else:
+            speech = client.speak(text, model=model, **settings)
+            chunks = meter.watch([SpeechChunk(speech.audio, speech.sample_rate, 0, speech.text, speech.seed)])
+        if player is not None:
+            with Player(player) as playing:
+                for chunk in chunks:
+                    playing.push(chunk.audio, chunk.sample_rate)
+        elif output == "-":
+            write_stream(chunks, file_format)
+        elif output is not None:
+            write_file(Path(output), file_format, chunks)
     return meter.line()
 
 
