@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,7 +19,7 @@ from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from omni_runtime.errors import DeadlineExceeded, InvalidRequest, OmniError, parse
+from omni_runtime.errors import Cancelled, DeadlineExceeded, InvalidRequest, NotFound, OmniError, parse
 from omni_runtime.wire import Array, Outputs, Parameter, Value, array, decode, encode, parameter, scalar, text
 
 __all__ = [
@@ -47,8 +48,10 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.initial_reconnect_backoff_ms", 50),
 ]
-# How long the end of a stream may take after its last event; cancelling instead would leave the request in the server.
+# How long the end of a stream may take after its last event, or after it was asked to stop.
 DRAIN_SECONDS = 5.0
+# Events that are taken off the wire before their consumer wants them.
+READ_AHEAD = 4
 # For the short questions: is it ready, what is its configuration.
 ADMIN_SECONDS = 10.0
 DEFAULT_TIMEOUT = 600.0
@@ -93,6 +96,60 @@ def metadata_of(headers: Mapping[str, str] | None) -> tuple[tuple[str, str], ...
     return tuple((name.lower(), value) for name, value in (headers or {}).items())
 
 
+class Events:
+    """The events of one stream, read by a task of its own.
+
+    Cancelling a task that waits in gRPC cancels the call; one that waits here only stops waiting. A consumer that is
+    slow holds up the reading, and so the sender.
+    """
+
+    def __init__(self, call: Any, timeout: float | None) -> None:
+        self._call = call
+        self._timeout = timeout
+        self._queue: asyncio.Queue[Any] = asyncio.Queue(READ_AHEAD)
+        self._abandoned = False
+        self.closed = False
+        self._task = asyncio.get_running_loop().create_task(self._read())
+
+    async def next(self) -> Any:
+        """The next event.
+
+        Raises:
+            OmniError: the call failed, or ended without its final response.
+        """
+        event = await self._queue.get()
+        if isinstance(event, OmniError):
+            self.closed = True
+            raise event
+        return event
+
+    def abandon(self) -> None:
+        """Go on reading, for the end only."""
+        self._abandoned = True
+        while not self._queue.empty():
+            self._queue.get_nowait()
+
+    async def ended(self, seconds: float) -> None:
+        """Wait for the end of the stream, and cancel it if it does not come."""
+        await asyncio.wait({self._task}, timeout=seconds)
+        if not self._task.done():
+            self._call.cancel()
+            await asyncio.wait({self._task}, timeout=seconds)
+
+    async def _read(self) -> None:
+        last: OmniError = parse("the stream ended without its final response: connection reset")
+        try:
+            async for event in self._call:
+                if not self._abandoned:
+                    await self._queue.put(event)
+        except grpc.aio.AioRpcError as error:
+            last = failure(error, self._timeout)
+        except asyncio.CancelledError:
+            last = Cancelled("the stream was cancelled")
+        if not self._abandoned:
+            await self._queue.put(last)
+
+
 class Connection:
     """An asyncio connection to one Triton server; every call shares its channel.
 
@@ -106,7 +163,7 @@ class Connection:
         self._headers = dict(headers or {})
         self._channel = grpc.aio.insecure_channel(self.url, options=CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._telling: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def stream(
         self,
@@ -130,44 +187,31 @@ class Connection:
             OmniError: the error with which the stream ended.
             DeadlineExceeded: ``timeout`` seconds passed before the end.
         """
+        request_id = request_id or uuid.uuid4().hex
         sent = {**with_final(parameters), **({"omni_window": window} if window else {})}
         request = encode(model, inputs, outputs=outputs, parameters=sent, request_id=request_id)
-        taken = 0
 
         async def requests() -> AsyncIterator[pb.ModelInferRequest]:
             yield request
 
-        call = self._stub.ModelStreamInfer(
-            requests(), timeout=timeout, metadata=metadata_of({**self._headers, **(headers or {})})
-        )
-        ended = answered = False
+        metadata = metadata_of({**self._headers, **(headers or {})})
+        events = Events(self._stub.ModelStreamInfer(requests(), timeout=timeout, metadata=metadata), timeout)
+        taken, ended = 0, False
         try:
-            async for event in call:
+            while not ended:
+                event = await events.next()
+                ended = bool(event.error_message) or is_last(event.infer_response)
                 if event.error_message:
-                    ended = True
-                    await _drain(call)
                     raise parse(event.error_message)
-                last = is_last(event.infer_response)
-                answered = not streams(inputs)
-                if event.infer_response.outputs or not last:
+                if event.infer_response.outputs or not ended:
                     yield decode(event.infer_response)
                     taken += 1
-                    if window and not last and taken % max(1, window // 2) == 0:
-                        self._acknowledge(model, request_id, taken)
-                if last:
-                    ended = True
-                    await _drain(call)
-                    return
-            raise parse("the stream ended without its final response: connection reset")
-        except grpc.aio.AioRpcError as error:
-            ended = True
-            raise failure(error, timeout) from None
+                    if window and not ended and taken % max(1, window // 2) == 0:
+                        self._spawn(self._tell(model, "ack", request_id, omni_taken=taken))
         finally:
-            # A request that does not stream is over with its one response, and is not cancelled in its last moment.
-            if answered and not ended:
-                await _drain(call)
-            elif not ended:
-                call.cancel()
+            # A request that does not stream is over with its one response.
+            over = ended or events.closed or (taken > 0 and not streams(inputs))
+            self._spawn(self._leave(events, None if over else model, request_id))
 
     async def infer(
         self,
@@ -213,7 +257,7 @@ class Connection:
         return list(as_dict(await self._ask("RepositoryIndex", pb.RepositoryIndexRequest())).get("models", []))
 
     async def statistics(self, model: str) -> dict[str, Any]:
-        """Triton's counts for the loaded version of ``model``: inference_stats, inference_count …; counts are strings."""
+        """Triton's counts for the loaded version of ``model``: inference_stats and others; counts are strings."""
         rows = as_dict(await self._ask("ModelStatistics", pb.ModelStatisticsRequest(name=model)))["model_stats"]
         return dict(rows[-1])
 
@@ -229,38 +273,41 @@ class Connection:
         await self._ask("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name=model), timeout)
 
     async def close(self) -> None:
+        """Close the channel, after what was left has ended."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=DRAIN_SECONDS)
         await self._channel.close(grace=None)
 
-    def _acknowledge(self, model: str, request_id: str, taken: int) -> None:
-        """Tell ``model`` how many chunks have been taken; nobody waits for the answer."""
+    async def _leave(self, events: Events, model: str | None, request_id: str) -> None:
+        """Read a stream to its end, asking ``model`` to stop first if it is not there yet.
 
-        async def tell() -> None:
-            inputs = {"control": "ack", "control_id": request_id}
-            with suppress(OmniError):
-                async for _ in self.stream(
-                    model, inputs, outputs=["status"], parameters={"omni_taken": taken}, timeout=ADMIN_SECONDS
-                ):
-                    pass
+        A cancel that meets the end of a stream leaves the request in the server for ever, so a stream is cancelled only
+        when it does not end by itself.
+        """
+        events.abandon()
+        stopped = model is None or await self._tell(model, "stop", request_id)
+        await events.ended(DRAIN_SECONDS if stopped else 0.0)
 
-        task = asyncio.get_running_loop().create_task(tell())
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+    async def _tell(self, model: str, verb: str, request_id: str, **hints: Parameter) -> bool:
+        """A control request; False if ``model`` does not understand it, as a stranger's may not."""
+        inputs = {"control": verb, "control_id": request_id}
+        try:
+            async for _ in self.stream(model, inputs, outputs=["status"], parameters=hints, timeout=DRAIN_SECONDS):
+                pass
+        except OmniError as error:
+            return isinstance(error, NotFound)
+        return True
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _ask(self, method: str, request: Any, timeout: float = ADMIN_SECONDS) -> Any:
         try:
             return await getattr(self._stub, method)(request, timeout=timeout, metadata=metadata_of(self._headers))
         except grpc.aio.AioRpcError as error:
             raise failure(error, timeout) from None
-
-
-async def _drain(call: Any) -> None:
-    """Read a finished stream to its end: cancelling here would leave the request in the server for ever."""
-    try:
-        async with asyncio.timeout(DRAIN_SECONDS):
-            async for _ in call:
-                pass
-    except (TimeoutError, grpc.aio.AioRpcError):
-        call.cancel()
 
 
 def as_dict(message: Any) -> dict[str, Any]:

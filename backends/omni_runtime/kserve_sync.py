@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import uuid
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -10,11 +12,12 @@ import grpc
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from omni_runtime.errors import OmniError, parse
+from omni_runtime.errors import NotFound, OmniError, parse
 from omni_runtime.kserve import (
     ADMIN_SECONDS,
     CHANNEL_OPTIONS,
     DEFAULT_TIMEOUT,
+    DRAIN_SECONDS,
     as_dict,
     failure,
     is_last,
@@ -47,34 +50,50 @@ class SyncConnection:
         headers: Mapping[str, str] | None = None,
     ) -> Generator[Outputs, None, None]:
         """As :meth:`Connection.stream`; closing the generator cancels the request in the server."""
+        request_id = request_id or uuid.uuid4().hex
         request = encode(model, inputs, outputs=outputs, parameters=with_final(parameters), request_id=request_id)
         call = self._stub.ModelStreamInfer(
             iter([request]), timeout=timeout, metadata=metadata_of({**self._headers, **(headers or {})})
         )
-        ended = answered = False
+        taken, ended = 0, False
         try:
             for event in call:
+                ended = bool(event.error_message) or is_last(event.infer_response)
                 if event.error_message:
-                    ended = True
-                    _drain_sync(call)
                     raise parse(event.error_message)
-                last = is_last(event.infer_response)
-                answered = not streams(inputs)
-                if event.infer_response.outputs or not last:
+                if event.infer_response.outputs or not ended:
                     yield decode(event.infer_response)
-                if last:
-                    ended = True
-                    _drain_sync(call)
+                    taken += 1
+                if ended:
                     return
             raise parse("the stream ended without its final response: connection reset")
         except grpc.RpcError as error:
             ended = True
             raise failure(error, timeout) from None
         finally:
-            if answered and not ended:
-                _drain_sync(call)
-            elif not ended:
-                call.cancel()
+            over = ended or (taken > 0 and not streams(inputs))
+            self._leave(call, None if over else model, request_id)
+
+    def _leave(self, call: Any, model: str | None, request_id: str) -> None:
+        """As :meth:`Connection._leave`."""
+        timer = threading.Timer(DRAIN_SECONDS, call.cancel)
+        timer.daemon = True
+        timer.start()
+        try:
+            if model is not None:
+                control = {"control": "stop", "control_id": request_id}
+                try:
+                    for _ in self.stream(model, control, outputs=["status"], timeout=DRAIN_SECONDS):
+                        pass
+                except NotFound:
+                    pass
+                except (OmniError, ValueError):  # a model that knows no control, a channel that is closed
+                    call.cancel()
+            with suppress(grpc.RpcError):
+                for _ in call:
+                    pass
+        finally:
+            timer.cancel()
 
     def infer(
         self,
@@ -127,10 +146,3 @@ class SyncConnection:
             return getattr(self._stub, method)(request, timeout=timeout, metadata=metadata_of(self._headers))
         except grpc.RpcError as error:
             raise failure(error, timeout) from None
-
-
-def _drain_sync(call: Any) -> None:
-    # The call's own deadline bounds this: the server has said that it is done.
-    with suppress(grpc.RpcError):
-        for _ in call:
-            pass

@@ -176,11 +176,23 @@ def kill(server, model, number=signal.SIGKILL):
     return pid
 
 
-async def running(connection, model):
-    """How many requests run or wait in a loop stage."""
+async def status(connection, model):
+    """What a loop stage says of itself."""
     async with aclosing(connection.stream(model, {"control": "status"}, outputs=["status"], timeout=30)) as answer:
-        (status,) = [json.loads(text(chunk, "status")) async for chunk in answer]
-    return status["running"] + status["waiting"]
+        (found,) = [json.loads(text(chunk, "status")) async for chunk in answer]
+    return found
+
+
+async def idle(connection, model):
+    """Whether nothing runs or waits in a loop stage."""
+    found = await status(connection, model)
+    return found["running"] == found["waiting"] == 0
+
+
+async def idle_everywhere(connection, models):
+    """Wait until nothing runs or waits in any of ``models``."""
+    for model in models:
+        await until(lambda model=model: idle(connection, model))
 
 
 @contextlib.asynccontextmanager

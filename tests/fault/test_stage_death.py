@@ -13,9 +13,9 @@ from tests.fault.conftest import (
     ask,
     chatting,
     connected,
+    idle,
     kill,
     replicate,
-    running,
     serves,
     speaking,
     tritonserver,
@@ -203,7 +203,3 @@ async def test_a_remote_servers_death_costs_only_its_own_streams(repository, tmp
                 )
                 after = await asyncio.gather(*(ask(connection, "smollm2", chatting(seed)) for seed in range(8)))
                 assert {each.kind for each in after} == {"success"}
-
-
-async def idle(connection, model):
-    return not await running(connection, model)
