@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from omni_runtime.errors import OmniError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -21,6 +22,8 @@ from omni_client.frontend.metrics import Metrics
 from omni_client.frontend.middleware import Admit, Attend, Authenticate, Observe
 from omni_client.frontend.routes import chat, completions, health, models, speech, transcriptions
 from omni_client.frontend.settings import Settings
+
+ROUTES = (speech, transcriptions, chat, completions, models, health)
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -44,7 +47,8 @@ def create_app(settings: Settings) -> FastAPI:
                 allow_headers=["*"], expose_headers=["x-request-id", "x-seed", "retry-after"],
             )
         )  # fmt: skip
-    surrounds.append(Middleware(Admit, limit=settings.max_connections, metrics=metrics))
+    paths = frozenset(route.path for module in ROUTES for route in module.router.routes if isinstance(route, APIRoute))
+    surrounds.append(Middleware(Admit, limit=settings.max_connections, metrics=metrics, routes=paths))
     if settings.api_keys:
         surrounds.append(Middleware(Authenticate, keys=settings.api_keys))
     surrounds.append(
@@ -60,7 +64,7 @@ def create_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.edge = edge
-    for module in (speech, transcriptions, chat, completions, models, health):
+    for module in ROUTES:
         app.include_router(module.router)
     app.add_exception_handler(ApiError, _failed)
     app.add_exception_handler(OmniError, _failed)

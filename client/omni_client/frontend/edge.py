@@ -9,15 +9,18 @@ from typing import Any, cast
 
 import numpy as np
 from omni_runtime import seeds
-from omni_runtime.errors import OmniError
+from omni_runtime.errors import DeadlineExceeded, OmniError
 from omni_runtime.kserve import Connection, Outputs, Value
+from omni_runtime.pool import Servers
 from starlette.requests import Request
 
 from omni_client.audio import encode
 from omni_client.decoding import DecoderPool, Limits
 from omni_client.frontend.catalog import Catalog, Pipeline
 from omni_client.frontend.context import Context
+from omni_client.frontend.fields import Called
 from omni_client.frontend.metrics import Metrics
+from omni_client.frontend.pools import Pools
 from omni_client.frontend.settings import Settings
 
 
@@ -26,24 +29,30 @@ class Edge:
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.settings, self.metrics = settings, metrics
+        self.servers: Servers
         self.connection: Connection
+        self.pools: Pools
         self.catalog: Catalog
         self.decoder: DecoderPool
-        self.warming: asyncio.Task[None] | None = None
+        self.tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        self.connection = Connection(self.settings.triton, headers=self.settings.triton_headers)
-        self.catalog = Catalog(self.connection, self.settings.aliases, self.settings.refresh)
+        self.servers = Servers(self.settings.triton, headers=self.settings.triton_headers)
+        self.connection = self.servers.at(self.servers.own)
+        self.pools = Pools(self.servers, self.settings.request_timeout, self.metrics)
+        self.catalog = Catalog(self.connection, self.pools, self.settings.aliases, self.settings.refresh)
+        self.tasks.append(asyncio.create_task(self.catalog.run()))
         limits = Limits(max_seconds=self.settings.max_audio_seconds)
         self.decoder = DecoderPool(workers=self.settings.decoders, limits=limits)
         if self.settings.warm:
-            self.warming = asyncio.create_task(self._warm())
+            self.tasks.append(asyncio.create_task(self._warm()))
 
     async def close(self) -> None:
-        if self.warming is not None:
-            self.warming.cancel()
-            await asyncio.gather(self.warming, return_exceptions=True)
-        await self.connection.close()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.pools.close()
+        await self.servers.close()
         await self.decoder.close()
 
     async def _warm(self) -> None:
@@ -55,12 +64,14 @@ class Edge:
     def of(request: Request) -> Edge:
         return cast(Edge, request.app.state.edge)
 
-    async def pipeline(self, request: Request, model: str, task: str, logged: Mapping[str, Any]) -> Pipeline:
-        """The pipeline that a body names, and a note of it for the log."""
-        fields = Context.of(request).fields
-        fields.update(logged)
-        pipeline = await self.catalog.find(model, task)
-        fields.update(model=pipeline.name, task=task)
+    async def pipeline(self, request: Request, body: Called, task: str, logged: Mapping[str, Any]) -> Pipeline:
+        """The pipeline that a body names, and a note of it for the log. The caller's timeout begins."""
+        context = Context.of(request)
+        context.limit(body.timeout)
+        context.priority = body.priority or "normal"
+        context.fields.update(logged)
+        pipeline = await self.catalog.find(body.model, task)
+        context.fields.update(model=pipeline.name, task=task)
         return pipeline
 
     async def call(
@@ -73,24 +84,29 @@ class Edge:
         fields: Mapping[str, str],
         *,
         stream: bool,
-        child: int | None = None,
     ) -> AsyncGenerator[Outputs, None]:
         """The pipeline's responses. Closing this generator cancels the call, and so the work in the server.
 
         `fields`: what the pipeline's inputs and params are called in the route's body, for errors that name one.
         """
         context = Context.of(request)
-        responses = self.connection.stream(
-            pipeline.name,
-            {**inputs, "params": json.dumps(params), "stream": stream},
+        limit = context.left(self.settings.request_timeout)
+        late = DeadlineExceeded(f"not done within {context.timeout or limit:g} s", stage=pipeline.name)
+        if limit <= 0:
+            raise late
+        high = {"priority": "high"} if context.priority == "high" else {}
+        responses = self.pools.of(pipeline.name).stream(
+            context,
+            {**inputs, "params": json.dumps({**params, **high}), "stream": stream},
             outputs=[name for name in outputs if name in pipeline.outputs],
-            request_id=context.request_id if child is None else f"{context.request_id}-{child}",
-            timeout=self.settings.request_timeout,
-            headers=context.trace,
+            # Triton's own parameter, in microseconds: the pipeline hands what is left of it on to its stages.
+            parameters={"timeout": max(1, round(1e6 * limit))},
         )
         try:
             async for response in responses:
                 yield response
+        except DeadlineExceeded as error:
+            raise late if error.stage == pipeline.name else error from None
         except OmniError as error:
             rename(error, fields)
             raise

@@ -69,6 +69,9 @@ def refused(message: str, param: str, code: str = "unsupported_parameter") -> Ap
 def from_omni(error: errors.OmniError, request_id: str) -> ApiError:
     kind = next((kind for kind in type(error).__mro__ if kind in CODES), errors.Internal)
     message = str(error)
+    # Which stage it was is what one would ask next.
+    if error.stage and kind in (errors.StageUnavailable, errors.DeadlineExceeded) and error.stage not in message:
+        message = f"{error.stage}: {message}"
     if kind is errors.Internal:
         message = f"{message} (request {request_id})"
     return ApiError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from omni_runtime.seeds import SEED_LIMIT
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -75,7 +75,17 @@ class Body(BaseModel):
         return kept
 
 
-class Logged(Body):
+class Called(Body):
+    """What every route that calls a pipeline takes: the pipeline, and how long and how soon its work is wanted."""
+
+    model: Name
+    priority: Literal["high", "normal"] | None = Field("normal", description="extra: high goes before what waits")
+    timeout: Annotated[Number, Field(gt=0, le=3600)] | None = Field(
+        None, description="extra: seconds after which the answer is no longer wanted, and is a 504"
+    )
+
+
+class Logged(Called):
     """Fields about the caller: they change no answer and are written to the log."""
 
     user: Text | None = Field(None, description="written to the log")
@@ -125,6 +135,7 @@ Stops = Annotated[
     BeforeValidator(many, json_schema_input_type=str | list[str] | None),
 ]  # fmt: skip
 Voice = Annotated[Name | None, BeforeValidator(_voice, json_schema_input_type=str | VoiceId | None)]
+Called.model_rebuild()
 Logged.model_rebuild()
 
 

@@ -7,7 +7,7 @@ import contextlib
 import hmac
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -65,6 +65,10 @@ class Observe:
         route = getattr(scope.get("route"), "path", "none")
         model = str(context.fields.get("model", ""))
         status = status or 499  # the client left before there was an answer
+        if not complete and "error" not in context.fields:
+            self.metrics.cancellations.labels(route).inc()
+        if context.fields.get("code") == "deadline_exceeded":
+            self.metrics.deadlines.labels(route, context.fields.get("stage", "")).inc()
         self.metrics.requests.labels(route, model, str(status)).inc()
         self.metrics.seconds.labels(route, model).observe(seconds)
         self.metrics.bytes.labels(route).inc(sent)
@@ -78,10 +82,10 @@ class Observe:
 
 
 class Admit:
-    """At most `limit` requests at once; the others are told to come back."""
+    """At most `limit` requests at once; the others are told to come back. Those of each of `routes` are counted."""
 
-    def __init__(self, app: ASGIApp, limit: int, metrics: Metrics) -> None:
-        self.app, self.limit, self.metrics, self.running = app, limit, metrics, 0
+    def __init__(self, app: ASGIApp, limit: int, metrics: Metrics, routes: Container[str]) -> None:
+        self.app, self.limit, self.metrics, self.routes, self.running = app, limit, metrics, routes, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN:
@@ -92,12 +96,13 @@ class Admit:
             await busy.response()(scope, receive, send)
             return
         self.running += 1
-        self.metrics.in_flight.set(self.running)
+        in_flight = self.metrics.in_flight.labels(scope["path"] if scope["path"] in self.routes else "other")
+        in_flight.inc()
         try:
             await self.app(scope, receive, send)
         finally:
             self.running -= 1
-            self.metrics.in_flight.set(self.running)
+            in_flight.dec()
 
 
 class Authenticate:

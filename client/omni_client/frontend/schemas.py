@@ -8,7 +8,7 @@ from fastapi import UploadFile
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from omni_client.frontend.fields import REFUSED, Body, Logged, Name, Number, Sampling, Seed, Text, Voice, many
+from omni_client.frontend.fields import REFUSED, Body, Called, Logged, Name, Number, Sampling, Seed, Text, Voice, many
 
 AudioFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 
@@ -20,7 +20,6 @@ def conflict(param: str, message: str) -> PydanticCustomError:
 class SpeechRequest(Logged):
     refused: ClassVar[dict[str, tuple[Any, ...]]] = REFUSED["speech"]
 
-    model: Name
     input: Text
     voice: Voice = Field(None, description="left out, or `default`: the pipeline's first voice")
     instructions: Text | None = Field(None, description="refused unless the pipeline has an input of this name")
@@ -36,14 +35,13 @@ class SpeechRequest(Logged):
         return self
 
 
-class TranscriptionRequest(Body):
+class TranscriptionRequest(Called):
     """A multipart form, so numbers and booleans come as text."""
 
     model_config = ConfigDict(extra="forbid", strict=False)
     refused: ClassVar[dict[str, tuple[Any, ...]]] = REFUSED["transcription"]
 
     file: UploadFile
-    model: Name
     language: Name | None = None
     prompt: Text | None = None
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
@@ -126,7 +124,6 @@ class ChatAudio(Body):
 class ChatRequest(Sampling):
     refused: ClassVar[dict[str, tuple[Any, ...]]] = REFUSED["chat"]
 
-    model: Name
     messages: Annotated[list[Message], Field(min_length=1)]
     audio: ChatAudio | None = None
     logprobs: bool | None = False
@@ -159,7 +156,6 @@ class ChatRequest(Sampling):
 class CompletionRequest(Sampling):
     refused: ClassVar[dict[str, tuple[Any, ...]]] = REFUSED["completion"]
 
-    model: Name
     prompt: Annotated[
         list[Annotated[Text, Field(min_length=1)]], Field(min_length=1),
         BeforeValidator(many, json_schema_input_type=str | list[str]),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
 
 import uvicorn
+from omni_runtime.reload import SUPERVISED
 
 from omni_client.frontend.app import create_app
 from omni_client.frontend.context import configure_logs
@@ -56,7 +58,7 @@ async def serve(
             timeout_keep_alive=75, timeout_graceful_shutdown=max(1, round(settings.grace)),
         )  # fmt: skip
         server = _Server(config, lambda: ready(address) if ready else None)
-        with _signals(server) if stop is None else contextlib.nullcontext(stop) as asked:
+        with _only_asking(), _signals(server) if stop is None else contextlib.nullcontext(stop) as asked:
             waiter = asyncio.create_task(_end(server, asked))
             try:
                 await server.serve([listener])
@@ -70,6 +72,20 @@ async def serve(
 async def _end(server: uvicorn.Server, asked: asyncio.Event) -> None:
     await asked.wait()
     server.should_exit = True
+
+
+@contextlib.contextmanager
+def _only_asking() -> Iterator[None]:
+    """What dies is reloaded on the server's side; here the pools only ask, often, whether it is back."""
+    before = os.environ.get(SUPERVISED)
+    os.environ[SUPERVISED] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SUPERVISED]
+        else:
+            os.environ[SUPERVISED] = before
 
 
 @contextlib.contextmanager

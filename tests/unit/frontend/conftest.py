@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -62,10 +63,15 @@ class Call:
     inputs: dict[str, Any]
     outputs: list[str]
     metadata: dict[str, str]
+    parameters: dict[str, Any] = field(default_factory=dict)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     running: asyncio.Event = field(default_factory=asyncio.Event)
     release: asyncio.Event = field(default_factory=asyncio.Event)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    taken: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
+    sent: int = 0
+    read: int = 0
 
     @property
     def params(self) -> dict[str, Any]:
@@ -79,9 +85,19 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.calls: list[Call] = []
         self.arrived = asyncio.Condition()
         self.unready: set[str] = set()
+        self.replicas: dict[str, str] = {}
+        # The process that a model says it is; one that has ended answers as a dead stub's model does.
+        self.stubs: dict[str, subprocess.Popen[bytes]] = {}
         self.server = grpc.aio.server(options=CHANNEL_OPTIONS)
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self.server)
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+
+    async def restart(self) -> None:
+        """The same again, on the same port, after it was stopped."""
+        self.server = grpc.aio.server(options=CHANNEL_OPTIONS)
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self.server)
+        assert self.server.add_insecure_port(self.address)
+        await self.server.start()
 
     async def called(self, times: int) -> None:
         """Returns once so many calls have come."""
@@ -93,17 +109,24 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
         response = pb.RepositoryIndexResponse()
-        for name in (*PIPELINES, *STAGES):
+        for name in (*PIPELINES, *STAGES, *self.replicas.values()):
             response.models.add(name=name, version="1", state="UNAVAILABLE" if name in self.unready else "READY")
         return response
 
     async def ModelConfig(self, request: Any, context: Any) -> Any:
         if request.name in self.unready:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{request.name}' is not found")
-        described = PIPELINES.get(request.name, {})
+        copied = {copy: name for name, copy in self.replicas.items()}
+        described = PIPELINES.get(copied.get(request.name, request.name), {})
+        parameters = dict(described.get("parameters", {}))
+        if request.name in self.replicas:
+            parameters["replicas"] = self.replicas[request.name]
+        if request.name in copied:
+            parameters["replica_of"] = copied[request.name]
         config = {
             "name": request.name,
-            "parameters": {k: {"string_value": v} for k, v in described.get("parameters", {}).items()},
+            "model_transaction_policy": {"decoupled": True},
+            "parameters": {k: {"string_value": v} for k, v in parameters.items()},
             "input": [{"name": name} for name in described.get("input", [])],
             "output": [{"name": name} for name in described.get("output", [])],
         }
@@ -114,12 +137,27 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):
             metadata = {item[0]: item[1] for item in context.invocation_metadata()}
             inputs = {tensor.name: _read(tensor, raw) for tensor, raw in _pairs(request)}
             wanted = [tensor.name for tensor in request.outputs]
-            call = Call(request.model_name, request.id, inputs, wanted, metadata)
+            parameters = {name: _value(parameter) for name, parameter in request.parameters.items()}
+            call = Call(request.model_name, request.id, inputs, wanted, metadata, parameters)
+            stub = self.stubs.get(call.model)
+            if stub is not None and stub.poll() is not None:
+                message = f"Failed to process the request(s) for model instance '{call.model}_0_0', message: Stub"
+                yield pb.ModelStreamInferResponse(error_message=f"{message} process is not healthy.")
+                continue
+            if "control" in inputs:
+                for other in self.calls:
+                    if other.request_id == inputs.get("control_id") and inputs["control"] == "stop":
+                        other.stop.set()
+                    elif other.request_id == inputs.get("control_id"):
+                        other.taken.put_nowait(parameters["omni_taken"])
+                status = {"status": json.dumps({"pid": stub.pid if stub else 0, "running": 0})}
+                yield _response(call, status, last=True)
+                continue
             async with self.arrived:
                 self.calls.append(call)
                 self.arrived.notify_all()
             try:
-                async for outputs in _script(call):
+                async for outputs in _until_stopped(call):
                     yield _response(call, outputs, last=False)
                 if call.params.get("prompt") == "linger":
                     call.running.set()
@@ -127,10 +165,31 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):
                 yield _response(call, {}, last=True)
                 call.ended.set()
             except errors.OmniError as error:
+                if isinstance(error, errors.Cancelled):
+                    call.cancelled.set()
                 yield pb.ModelStreamInferResponse(error_message=errors.render(error))
             except (asyncio.CancelledError, GeneratorExit):
                 call.cancelled.set()
                 raise
+
+
+async def _until_stopped(call: Call) -> AsyncIterator[dict[str, Any]]:
+    script, stop = _script(call), asyncio.ensure_future(call.stop.wait())
+    step: asyncio.Future[Any] = stop
+    try:
+        while True:
+            step = asyncio.ensure_future(anext(script))
+            await asyncio.wait({step, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not step.done():
+                raise errors.Cancelled("the request was cancelled", stage=call.model)
+            try:
+                yield step.result()
+            except StopAsyncIteration:
+                return
+    finally:
+        for task in (step, stop):
+            task.cancel()
+        await asyncio.gather(step, stop, return_exceptions=True)
 
 
 async def _script(call: Call) -> AsyncIterator[dict[str, Any]]:
@@ -152,6 +211,12 @@ async def _script(call: Call) -> AsyncIterator[dict[str, Any]]:
         for k, sentence in enumerate(sentences):
             if k and "break" in said:
                 raise errors.StageUnavailable("the vocoder died", stage="vocoder")
+            while "flood" in said and call.sent >= call.parameters["omni_window"] + call.read:
+                # As a stage does: the window is what may be on its way.
+                if call.taken.empty() and call.sent > 200:
+                    call.running.set()
+                call.read = max(call.read, await call.taken.get())
+            call.sent += 1
             if k and "wait" in said:
                 call.running.set()
                 await call.release.wait()
@@ -220,6 +285,10 @@ def _table(token_id: int, token: str) -> dict[str, Any]:
     }
 
 
+def _value(parameter: Any) -> Any:
+    return getattr(parameter, parameter.WhichOneof("parameter_choice"))
+
+
 def _pairs(request: Any) -> Any:
     return zip(request.inputs, request.raw_input_contents, strict=True)
 
@@ -279,8 +348,11 @@ async def triton() -> AsyncIterator[Triton]:
 
 
 @asynccontextmanager
-async def running(**settings: Any) -> AsyncIterator[Front]:
+async def running(
+    *, stubs: dict[str, Any] | None = None, replicas: dict[str, str] | None = None, **settings: Any
+) -> AsyncIterator[Front]:
     triton = Triton()
+    triton.stubs, triton.replicas = dict(stubs or {}), dict(replicas or {})
     await triton.server.start()
     told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import math
 import re
 import wave
 from typing import Any
@@ -54,23 +55,24 @@ PATHS = {
     "speech": "/v1/audio/speech", "transcription": "/v1/audio/transcriptions", "chat": "/v1/chat/completions",
     "completion": "/v1/completions",
 }  # fmt: skip
+CALLED = {"priority": {"priority": "high"}, "timeout": {"timeout": 30}}
 # Route, schema, a base body, and for every field of the schema a body which differs in it (or the base and the body).
 Change = dict[str, Any] | tuple[dict[str, Any], dict[str, Any]]
 TABLE: list[tuple[str, Any, dict[str, Any], dict[str, Change]]] = [
-    ("speech", schemas.SpeechRequest, SPEAK, {
+    ("speech", schemas.SpeechRequest, SPEAK, CALLED | {
         "model": {"model": "hearer"}, "input": {"input": "Two."}, "voice": {"voice": "bella"},
         "instructions": {"instructions": "be kind"}, "response_format": {"response_format": "pcm"},
         "speed": {"speed": 2}, "stream_format": {"stream_format": "sse"}, "seed": {"seed": 2}, "user": {"user": "u"},
         "safety_identifier": {"safety_identifier": "s"}, "metadata": {"metadata": {"k": "v"}},
     }),
-    ("transcription", schemas.TranscriptionRequest, HEAR, {
+    ("transcription", schemas.TranscriptionRequest, HEAR, CALLED | {
         "file": {"file": clip(0.5)}, "model": {"model": "speaker"}, "language": {"language": "en"},
         "prompt": {"prompt": "x"}, "response_format": {"response_format": "text"}, "temperature": {"temperature": 0.5},
         "timestamp_granularities":
             (HEAR | {"response_format": "verbose_json"}, {"timestamp_granularities[]": "word"}),
         "stream": {"stream": "true"}, "user": {"user": "u"},
     }),
-    ("chat", schemas.ChatRequest, CHAT, SAMPLED | {
+    ("chat", schemas.ChatRequest, CHAT, CALLED | SAMPLED | {
         "model": {"model": "talker"}, "messages": said({"role": "user", "content": "ho"}),
         "audio": (TALK, {"audio": {"format": "mp3"}}), "logprobs": {"logprobs": True},
         "max_completion_tokens": {"max_completion_tokens": 2}, "max_tokens": {"max_tokens": 2},
@@ -78,7 +80,7 @@ TABLE: list[tuple[str, Any, dict[str, Any], dict[str, Change]]] = [
         "top_logprobs": (CHAT | {"logprobs": True}, {"top_logprobs": 2}),
         "stream_options": (CHAT | {"stream": True}, {"stream_options": {"include_usage": True}}),
     }),
-    ("completion", schemas.CompletionRequest, WRITE, SAMPLED | {
+    ("completion", schemas.CompletionRequest, WRITE, CALLED | SAMPLED | {
         "model": {"model": "talker"}, "prompt": {"prompt": "ho"}, "echo": {"echo": True}, "logprobs": {"logprobs": 1},
         "max_tokens": {"max_tokens": 2},
         "stream_options": (WRITE | {"stream": True}, {"stream_options": {"include_usage": True}}),
@@ -135,10 +137,18 @@ class Watch:
             answer = await self.front.http.post(PATHS[route], json=body)
         record = await self.access_log.get()
         logged = {name: record.get(name) for name in ("user", "safety_identifier", "metadata")}
-        seen = [(call.model, call.inputs, sorted(call.outputs)) for call in self.front.triton.calls]
+        seen = [
+            (call.model, call.inputs, sorted(call.outputs), call.parameters.get("omni_priority"), seconds(call))
+            for call in self.front.triton.calls
+        ]
         headers = {name: answer.headers.get(name) for name in ("content-type", "x-seed")}
         content = re.sub(rb'(cmpl-|audio_)\w+|"(created|expires_at)":\d+', b"", answer.content)
         return repr((answer.status_code, content, headers, sorted(map(repr, seen)), logged))
+
+
+def seconds(call: Any) -> int:
+    """The time that Triton is told the call has, in whole seconds."""
+    return math.ceil(call.parameters["timeout"] / 1e6)
 
 
 @pytest.fixture

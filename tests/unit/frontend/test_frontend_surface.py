@@ -59,7 +59,7 @@ async def test_request_ids_and_traces_are_handed_on(front: Any) -> None:
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     headers = {"x-request-id": "mine-1", "traceparent": parent, "tracestate": "a=b"}
     answer = await front.http.post("/v1/audio/speech", json=SPEECH, headers=headers)
-    assert answer.headers["x-request-id"] == "mine-1" == front.last().request_id
+    assert answer.headers["x-request-id"] == "mine-1" == front.last().parameters["omni_request"]
     assert front.last().metadata["traceparent"] == parent and front.last().metadata["tracestate"] == "a=b"
     odd = await front.http.post(
         "/v1/audio/speech", json=SPEECH, headers={"x-request-id": "a b", "traceparent": "nonsense"}

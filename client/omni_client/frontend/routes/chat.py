@@ -39,7 +39,7 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     Answer k of `n` uses seed + k; the header x-seed tells the first.
     """
     edge = Edge.of(request)
-    pipeline = await edge.pipeline(request, body.model, "chat", body.logged())
+    pipeline = await edge.pipeline(request, body, "chat", body.logged())
     _check(edge, pipeline, body)
     audio = body.audio or ChatAudio()
     params = body.params()
@@ -60,7 +60,7 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     streaming = bool(body.stream)
     children = merged([
         edge.call(
-            request, pipeline, inputs, {**params, "seed": drawn(seed, k)}, outputs, FIELDS, stream=streaming, child=k
+            request, pipeline, inputs, {**params, "seed": drawn(seed, k)}, outputs, FIELDS, stream=streaming
         )
         for k in range(count)
     ])  # fmt: skip

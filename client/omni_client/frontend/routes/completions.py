@@ -30,7 +30,7 @@ Children = AsyncGenerator[tuple[int, Outputs], None]
 async def complete(request: Request, body: CompletionRequest) -> Response:
     """Continues every prompt `n` times: choice p·n + k is the k-th for prompt p, with seed + p·n + k."""
     edge = Edge.of(request)
-    pipeline = await edge.pipeline(request, body.model, "chat", body.logged())
+    pipeline = await edge.pipeline(request, body, "chat", body.logged())
     if "text" not in pipeline.inputs or "audio" in pipeline.outputs:
         raise refused(f"{pipeline.name} takes conversations only: use /v1/chat/completions", "model", "wrong_task")
     if body.logprobs is not None and "logprobs" not in pipeline.outputs:
@@ -51,7 +51,7 @@ async def complete(request: Request, body: CompletionRequest) -> Response:
     children = merged([
         edge.call(
             request, pipeline, {"text": body.prompt[k // n]}, {**params, "seed": drawn(seed, k)}, outputs, FIELDS,
-            stream=bool(body.stream), child=k,
+            stream=bool(body.stream),
         )
         for k in range(count)
     ])  # fmt: skip

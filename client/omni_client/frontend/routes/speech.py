@@ -32,7 +32,7 @@ async def speak(request: Request, body: SpeechRequest) -> Response:
     `stream_format: sse` sends `speech.audio.delta` events and, with the usage, `speech.audio.done`.
     """
     edge = Edge.of(request)
-    pipeline = await edge.pipeline(request, body.model, "text_to_speech", body.logged())
+    pipeline = await edge.pipeline(request, body, "text_to_speech", body.logged())
     inputs = {"text": body.input}
     if body.instructions:
         if "instructions" not in pipeline.inputs:

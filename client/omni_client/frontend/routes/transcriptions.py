@@ -47,7 +47,7 @@ async def transcribe(
     """
     await _check_repeated(request)
     edge = Edge.of(request)
-    pipeline = await edge.pipeline(request, form.model, "transcription", {"user": form.user} if form.user else {})
+    pipeline = await edge.pipeline(request, form, "transcription", {"user": form.user} if form.user else {})
     words = "word" in form.timestamp_granularities
     given = form.model_dump(include={"language", "prompt", "temperature"}, exclude_none=True)
     params = {**given, **({"word_timestamps": True} if words else {})}
