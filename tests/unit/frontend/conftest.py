@@ -180,7 +180,7 @@ async def _until_stopped(call: Call) -> AsyncIterator[dict[str, Any]]:
         while True:
             step = asyncio.ensure_future(anext(script))
             await asyncio.wait({step, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if not step.done():
+            if stop.done():
                 raise errors.Cancelled("the request was cancelled", stage=call.model)
             try:
                 yield step.result()
@@ -205,7 +205,7 @@ async def _script(call: Call) -> AsyncIterator[dict[str, Any]]:
         call.running.set()
         await call.release.wait()
     seed = params.get("seed", 0)
-    if call.model == "speaker":
+    if call.model.startswith("speaker"):
         sentences = [part for part in said.split(".") if part.strip()]
         level = 0.1 * params["speed"] + (0.01 if params.get("voice") == "bella" else 0.0) + (seed % 7) / 1000
         for k, sentence in enumerate(sentences):
