@@ -17,7 +17,7 @@ from omni_runtime.kserve import Value
 from omni_runtime.metrics import TritonMetrics
 from omni_runtime.pool import Pool, Servers
 from omni_runtime.request import Request
-from omni_runtime.stage import StageLoop
+from omni_runtime.stage import StageLoop, settle
 from omni_runtime.stubs import own_address
 
 
@@ -38,6 +38,7 @@ class Pipeline:
         self._loop = StageLoop(self.config.name, self.run, self.config.limits, metrics=self.metrics)
         # A channel belongs to the loop that it was opened in.
         asyncio.run_coroutine_threadsafe(self._connect(), self._loop.loop).result()
+        settle()
 
     def prepare(self) -> None:
         """Load what the script itself needs, once."""

@@ -8,6 +8,7 @@ does not gets one response folded of them.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -53,6 +54,12 @@ class Limits:
     max_running: int = 64
     max_waiting: int = 256
     timeout: float = 600.0
+
+
+def settle() -> None:
+    """Set apart what was loaded: the collector then looks at requests alone, and so often enough that none piles up."""
+    gc.collect()
+    gc.freeze()
 
 
 class StageLoop:
@@ -162,7 +169,7 @@ class StageLoop:
             error = caught
             error.stage = error.stage or self.name
         except TimeoutError:
-            error = DeadlineExceeded(f"not done within {allowed:g} s", stage=self.name)
+            error = DeadlineExceeded(f"not done within {allowed:.3g} s", stage=self.name)
         except asyncio.CancelledError:
             error = Cancelled("the request was cancelled", stage=self.name)
         except Exception as caught:

@@ -191,8 +191,12 @@ async def idle(connection, model):
 
 async def idle_everywhere(connection, models):
     """Wait until nothing runs or waits in any of ``models``."""
-    for model in models:
-        await until(lambda model=model: idle(connection, model))
+
+    async def all_idle():
+        # Callers first: what they have begun shows in those that they call.
+        return all([await idle(connection, model) for model in reversed(models)])
+
+    await until(all_idle)
 
 
 @contextlib.asynccontextmanager

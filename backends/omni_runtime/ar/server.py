@@ -30,7 +30,7 @@ from omni_runtime.errors import Internal, InvalidRequest
 from omni_runtime.kserve import Value
 from omni_runtime.metrics import TritonMetrics
 from omni_runtime.request import Request
-from omni_runtime.stage import StageLoop
+from omni_runtime.stage import StageLoop, settle
 
 log = logging.getLogger("omni.ar")
 
@@ -53,6 +53,7 @@ class ArServer:
             metrics=self._handler.metrics,
             status=lambda: {"engine": dataclasses.asdict(self._engine.stats())},
         )
+        settle()
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
