@@ -77,6 +77,11 @@ class Context:
         """Seconds until the caller's deadline, and no more than `default`."""
         return default if self.until is None else min(default, self.until - time.monotonic())
 
+    @property
+    def late(self) -> bool:
+        """Whether the caller's deadline has come; clocks of two processes do not agree to the millisecond."""
+        return self.until is not None and time.monotonic() > self.until - 0.1
+
     def remaining(self, default: float) -> float:
         """What a call may take: the pipeline, which knows the deadline, is left the time to tell what it waited for."""
         return default if self.until is None else min(default, max(0.0, self.left(default)) + _TELLING_SECONDS)

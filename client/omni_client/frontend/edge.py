@@ -106,7 +106,8 @@ class Edge:
             async for response in responses:
                 yield response
         except DeadlineExceeded as error:
-            raise late if error.stage == pipeline.name else error from None
+            # The pipeline has a limit of its own, too.
+            raise late if error.stage == pipeline.name and context.late else error from None
         except OmniError as error:
             rename(error, fields)
             raise

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from omni_client.frontend import pools
 
 SPEECH = {"model": "speaker", "input": "One.", "response_format": "pcm"}
 TWO = SPEECH | {"input": "One. wait."}
@@ -134,6 +135,37 @@ async def test_a_dead_stage_makes_what_needs_it_unready(run: Any) -> None:
             with stub("vocoder") as again:
                 front.triton.stubs = {"vocoder": again}
                 await until(front, ALL)
+
+
+async def test_a_process_that_cannot_be_watched_is_asked(run: Any, monkeypatch: Any) -> None:
+    """A model on another host: its processes are not to be seen from here."""
+    monkeypatch.setattr(pools, "LOOK_SECONDS", 0.05)
+    with stub("another") as vocoder:
+        async with run(stubs={"vocoder": vocoder}) as front:
+            await shown(front, 'omni_frontend_pool_replicas{model="vocoder",state="live"} 1.0')
+            vocoder.kill()
+            await until(front, ALL | {"speaker": False, "talker": False})
+            with stub("another") as again:
+                front.triton.stubs = {"vocoder": again}
+                await until(front, ALL)
+
+
+async def test_an_answer_that_had_not_begun_is_503_and_made_elsewhere_where_there_is_one(run: Any) -> None:
+    said = {"model": "writer", "messages": [{"role": "user", "content": "wait"}]}
+    with stub("writer") as first, stub("writer_1") as second:
+        stubs, replicas = {"writer": first, "writer_1": second}, {"writer": "writer_1"}
+        async with run(stubs=stubs, replicas=replicas) as front, asyncio.timeout(60):
+            task = asyncio.create_task(front.http.post("/v1/chat/completions", json=said))
+            await front.triton.called(1)
+            await front.last().running.wait()
+            assert front.last().model == "writer"
+            first.kill()
+            await front.triton.called(2)
+            await front.last().running.wait()
+            assert front.last().model == "writer_1"
+            second.kill()
+            answer = await task
+            assert answer.status_code == 503 and answer.json()["error"]["code"] == "stage_unavailable"
 
 
 async def test_a_server_that_goes_is_503_and_works_when_it_is_back(run: Any) -> None:
