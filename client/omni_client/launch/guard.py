@@ -249,11 +249,16 @@ class Guard:
     async def _reload(self) -> None:
         old = set(self._now())
         kill(stopped(old))  # it would not let itself be unloaded
+        limit = time.monotonic() + GRACE_SECONDS
         work = asyncio.ensure_future(reload(self._connection, self.name, LOAD_SECONDS))
         try:
-            await asyncio.wait({work}, timeout=GRACE_SECONDS)
-            if not work.done():
-                kill(old & set(self._now()))
+            while not work.done():
+                await asyncio.wait({work}, timeout=SETTLE_SECONDS)
+                now = set(self._now())
+                # What a dead process had under way keeps the others of its load from ending, for ever. They go when
+                # their successors start, so that nobody takes them for those.
+                if now - old or time.monotonic() > limit:
+                    kill(old & now)
             await work
         finally:
             work.cancel()
