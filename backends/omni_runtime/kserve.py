@@ -224,13 +224,26 @@ class Connection:
         timeout: float | None = DEFAULT_TIMEOUT,
         headers: Mapping[str, str] | None = None,
     ) -> Outputs:
-        """The response of a model that is not decoupled; cancelling the task cancels the request in the server."""
+        """The response of a model that is not decoupled.
+
+        Cancelling the task leaves the answer unread: such a call is one short step of its model, which would not be
+        interrupted either, and every unary call that is cancelled costs gRPC's asyncio client 3 KiB for good.
+        """
         request = encode(model, inputs, outputs=outputs, parameters=parameters, request_id=request_id)
         metadata = metadata_of({**self._headers, **(headers or {})})
+
+        async def call() -> pb.ModelInferResponse:
+            return await self._stub.ModelInfer(request, timeout=timeout, metadata=metadata)
+
+        task = asyncio.get_running_loop().create_task(call())
         try:
-            return decode(await self._stub.ModelInfer(request, timeout=timeout, metadata=metadata))
+            return decode(await asyncio.shield(task))
         except grpc.aio.AioRpcError as error:
             raise failure(error, timeout) from None
+        except asyncio.CancelledError:
+            self._tasks.add(task)
+            task.add_done_callback(self._unread)
+            raise
 
     async def live(self) -> bool:
         """Whether a server answers at all."""
@@ -297,6 +310,11 @@ class Connection:
         except OmniError as error:
             return isinstance(error, NotFound)
         return True
+
+    def _unread(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)

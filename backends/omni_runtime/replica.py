@@ -178,10 +178,12 @@ class Replica:
 
     async def _revive(self) -> None:
         while True:
-            await asyncio.sleep(RETRY_SECONDS if supervised() else self._backoff.next())
+            await asyncio.sleep(self._backoff.next() if self._ours() else RETRY_SECONDS)
             try:
-                if not supervised():
+                if self._ours():
                     await self._reload()
+                elif not self.config:
+                    self.config = await self.connection.config(self.name)
                 await probe(self.connection, self.name, self.config, PROBE_SECONDS)
             except (OmniError, TimeoutError) as error:
                 if isinstance(error, OmniError) and error.stage not in (None, self.name):
@@ -198,12 +200,15 @@ class Replica:
         log.warning("%s is back", self.address)
         self._changed(self)
 
-    async def _reload(self) -> None:
-        """Reload it where that is ours to do: on the server that this process is a stub of."""
+    def _ours(self) -> bool:
+        """Whether reloading it is ours to do: on the server that this process is a stub of, with no launcher there."""
         server = stubs.own_server()
-        if server is None or not stubs.serves_at(server, self.connection.url):
-            return
-        stubs.kill(stubs.stub_pids(server, self.name))
+        return server is not None and not supervised() and stubs.serves_at(server, self.connection.url)
+
+    async def _reload(self) -> None:
+        server = stubs.own_server()
+        if server is not None:
+            stubs.kill(stubs.stub_pids(server, self.name))
         await reload(self.connection, self.name)
 
     def _unwatch(self) -> None:

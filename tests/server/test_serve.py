@@ -268,27 +268,35 @@ def test_a_second_interrupt_ends_it_at_once(launch: Callable[..., Launcher]) -> 
     assert launcher.residue() == []
 
 
-def test_a_killed_server_is_named_and_leaves_nothing(launch: Callable[..., Launcher]) -> None:
+def test_a_killed_server_is_named_and_started_again(launch: Callable[..., Launcher]) -> None:
     launcher = launch()
     launcher.ready()
     stubs = launcher.stubs()
     assert len(stubs) == 2
     stubs[0].suspend()  # one that cannot see that its server is gone
     launcher.server().kill()
-    assert launcher.end() == 1
+    assert launcher.process.stdout is not None
+    assert launcher.process.stdout.readline().startswith("restarted ")
+    assert not any(stub.is_running() for stub in stubs)
     errors = launcher.errors.read_text()
     assert "tritonserver ended (signal 9)" in errors
     assert "tritonserver.log" in errors
+    assert Call(launcher.addresses["grpc"], 0.0).result() == ["begun", "done"]
+    launcher.process.terminate()
+    assert launcher.end() == 0
     assert launcher.residue() == []
 
 
-def test_a_killed_frontend_is_named_and_leaves_nothing(launch: Callable[..., Launcher]) -> None:
+def test_a_killed_frontend_is_named_and_started_again(launch: Callable[..., Launcher]) -> None:
     launcher = launch()
     launcher.ready()
     edge = next(process for process in launcher.below if "omni_client.launch.edge" in process.cmdline())
     edge.kill()
-    assert launcher.end() == 1
+    assert eventually(lambda: "the frontend is back" in launcher.errors.read_text())
     assert "frontend ended (signal 9)" in launcher.errors.read_text()
+    assert is_open(launcher.ports()[3])
+    launcher.process.terminate()
+    assert launcher.end() == 0
     assert launcher.residue() == []
 
 
