@@ -21,6 +21,8 @@ from omni_runtime.kserve import Connection, text
 from omni_runtime.kserve_sync import SyncConnection
 
 DEADLINE = 90
+# As `serve` sets it: a heap for each of a hundred threads would look like a leak.
+MALLOC = {"MALLOC_ARENA_MAX": "2"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def free_ports(count):
 
 
 @contextlib.contextmanager
-def tritonserver(directory, models, *repositories, **environment):
+def tritonserver(directory, models, *repositories, arguments=(), **environment):
     """A server of its own, with ``models`` loaded; everything it started is ended with the block."""
     server = find_server()
     http, grpc, metrics = free_ports(3)
@@ -58,10 +60,11 @@ def tritonserver(directory, models, *repositories, **environment):
         *(f"--{name}-port={port}" for name, port in (("http", http), ("grpc", grpc), ("metrics", metrics))),
         f"--backend-config=python,shm-region-prefix-name={prefix}",
         "--exit-timeout-secs=5",
+        *arguments,
     ]
     log = (directory / f"tritonserver-{grpc}.log").open("wb")
     process = subprocess.Popen(
-        command, env=os.environ | server.env | environment, stdout=log, stderr=log, start_new_session=True
+        command, env=os.environ | MALLOC | server.env | environment, stdout=log, stderr=log, start_new_session=True
     )
     try:
         with contextlib.closing(SyncConnection(f"127.0.0.1:{grpc}")) as connection:

@@ -27,6 +27,9 @@ from omni_client.launch.progress import Display
 from omni_client.launch.stack import Stack, StackOptions, levels_of
 from omni_client.launch.triton import LOOPBACK, ServerOptions
 
+# With a heap for each of its hundred threads the server keeps several times what it uses.
+MALLOC = {"MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "2")}
+
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
@@ -97,7 +100,7 @@ def prepare(options: ServeOptions, display: Display, folder: Path | None = None)
             binary=server.binary,
             backends=make_backends(store, server),
             repositories=repositories,
-            env={**server.env, "OMNI_STORE": str(store.path), SUPERVISED: str(int(options.supervised))},
+            env={**MALLOC, **server.env, "OMNI_STORE": str(store.path), SUPERVISED: str(int(options.supervised))},
             host=options.triton_host,
             http_port=options.http_port,
             grpc_port=options.grpc_port,
