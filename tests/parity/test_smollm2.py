@@ -1,17 +1,9 @@
 """SmolLM2 in the embedded engine against transformers, on the real weights."""
 
 import asyncio
-import os
-from pathlib import Path
 
 import pytest
 import torch
-
-DIRECTORY = Path(os.environ.get("OMNI_SMOLLM2", "model_repository/smollm2_135m/1"))
-
-pytestmark = pytest.mark.skipif(
-    not (DIRECTORY / "model.safetensors").is_file(), reason="needs `triton-omni build smollm2`, or OMNI_SMOLLM2"
-)
 
 QUESTIONS = [
     "What is the capital of France?",
@@ -22,20 +14,26 @@ QUESTIONS = [
 
 
 @pytest.fixture(scope="module")
-def engine():
+def checkpoint(built):
+    """The stage's version folder, as the build fills it."""
+    return built / "smollm2_135m" / "1"
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint):
     from omni_runtime.ar.settings import Settings
     from omni_runtime.ar.torch_engine import TorchEngine
 
-    engine = TorchEngine(DIRECTORY, Settings(max_num_seqs=4))
+    engine = TorchEngine(checkpoint, Settings(max_num_seqs=4))
     yield engine
     engine.shutdown()
 
 
 @pytest.fixture(scope="module")
-def reference():
+def reference(checkpoint):
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(DIRECTORY, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
 
 
 async def answer(engine, prompt: str, name: str, **settings):
@@ -48,12 +46,12 @@ async def answer(engine, prompt: str, name: str, **settings):
     return whole
 
 
-async def test_greedy_answers_together_are_those_of_transformers_alone(engine, reference):
+async def test_greedy_answers_together_are_those_of_transformers_alone(engine, reference, checkpoint):
     from omni_runtime.ar.chat import apply_chat_template
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(DIRECTORY)
-    prompts = [apply_chat_template(DIRECTORY, [{"role": "user", "content": question}]) for question in QUESTIONS]
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    prompts = [apply_chat_template(checkpoint, [{"role": "user", "content": question}]) for question in QUESTIONS]
     found = await asyncio.gather(
         *(answer(engine, prompt, str(i), temperature=0, max_tokens=48, logprobs=0) for i, prompt in enumerate(prompts))
     )
