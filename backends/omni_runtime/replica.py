@@ -50,6 +50,7 @@ class Replica:
         self._backoff = Backoff()
         self._opened = False
         self._asking = False
+        self._server = 0
 
     @property
     def address(self) -> str:
@@ -125,7 +126,24 @@ class Replica:
         self._unwatch()
         pids = await self._pids()
         if pids:
-            self._watch = stubs.Watch(pids, lambda: self.evict("its process has ended"))
+            self._watch = stubs.Watch(pids, self._ended)
+
+    def _ended(self) -> None:
+        """One of its processes is gone: killed, or replaced when somebody loaded the model anew."""
+        watched = set(self._watch.pids) if self._watch is not None else set()
+        if set(stubs.stub_pids(self._server, self.name)) - watched:
+            self._spawn(self._follow)
+        else:
+            self.evict("its process has ended")
+
+    async def _follow(self) -> None:
+        """Watch the new processes, once the old ones are gone."""
+        before = set(self._watch.pids) if self._watch is not None else set()
+        while True:
+            await asyncio.sleep(RETRY_SECONDS)
+            if not before & set(stubs.stub_pids(self._server, self.name)):
+                break
+        await self._find()
 
     async def _pids(self) -> list[int]:
         """Its processes if they are to be seen from here, that is on this host and of a server of this name."""
@@ -133,8 +151,8 @@ class Replica:
             status = await self.status()
         except OmniError:
             return []
-        server = stubs.server_of(int(status.get("pid", 0)))
-        return stubs.stub_pids(server, self.name) if server else []
+        self._server = stubs.server_of(int(status.get("pid", 0))) or 0
+        return stubs.stub_pids(self._server, self.name) if self._server else []
 
     async def status(self) -> dict[str, Any]:
         """What the model says of itself."""

@@ -74,7 +74,6 @@ class Guard:
         self._backoff = Backoff()
         self._config: Mapping[str, Any] = {}
         self._pids: tuple[int, ...] = ()
-        self._most: int | None = None
         self._complaint = ""
 
     async def run(self) -> None:
@@ -110,8 +109,7 @@ class Guard:
             self.working = True
             self._pids = tuple(stub_pids(self._guards.server, self.name))
             # One may have died before it could be watched.
-            self._most = max(len(self._pids), instances(self._config) if self._most is None else self._most)
-            if len(self._pids) < self._most:
+            if len(self._pids) < instances(self._config):
                 return "ended", "a process of it is gone"
             ended = asyncio.Event()
             watch = Watch(self._pids, ended.set)
@@ -213,8 +211,13 @@ class Guard:
             rows = [row for row in await self._connection.index() if row["name"] == self.name]
             states = {row.get("state", "") for row in rows}
             if "READY" in states:
-                pids = self._now()
-                return len(pids) >= len(self._pids) and not set(pids) & set(self._pids)
+                pids = set(self._now())
+                if not pids - set(self._pids):
+                    return False
+                if not pids & set(self._pids):
+                    return True
+                await asyncio.sleep(SETTLE_SECONDS)  # the old ones are going
+                continue
             unloaded = any(row.get("reason") == "unloaded" for row in rows)
             if not unloaded and not states & {"LOADING", "UNLOADING"}:
                 return False
@@ -242,7 +245,6 @@ class Guard:
                 kill(self._now())
                 continue
             self._backoff.serves()
-            self._most = len(self._now())  # as many as a load makes, whatever the configuration seems to say
             self._say(f"works again after {time.monotonic() - began:.1f} s")
             return
 
