@@ -23,6 +23,8 @@ STATUS_SECONDS = 3.0
 PROBE_SECONDS = 10.0
 # A replica that somebody else reloads is asked this often whether it is back.
 RETRY_SECONDS = 0.25
+# How often it is looked whether the processes of an earlier load are gone: half a minute in all.
+FOLLOW_TRIES = 120
 # Without a process to watch (another host), a replica with calls is asked this often whether it still answers.
 HEARTBEAT_SECONDS = 1.0
 
@@ -139,7 +141,7 @@ class Replica:
     async def _follow(self) -> None:
         """Watch the new processes, once the old ones are gone."""
         before = set(self._watch.pids) if self._watch is not None else set()
-        while True:
+        for _ in range(FOLLOW_TRIES):
             await asyncio.sleep(RETRY_SECONDS)
             if not before & set(stubs.stub_pids(self._server, self.name)):
                 break
@@ -156,7 +158,6 @@ class Replica:
 
     async def status(self) -> dict[str, Any]:
         """What the model says of itself."""
-
         inputs = {"control": "status"}
         if self.config.get("model_transaction_policy", {}).get("decoupled"):
             answers = [
